@@ -1,0 +1,1 @@
+"""One file, one experiment, one row of the paper."""

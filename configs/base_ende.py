@@ -1,0 +1,79 @@
+"""The base model on WMT14 English–German: Table 2 and the first row of Table 3.
+
+The paper: 100,000 steps, 12 hours on eight P100; newstest2013 perplexity 4.92 and BLEU 25.8 (one checkpoint),
+newstest2014 BLEU 27.3 (average of five); 65 million parameters.
+
+    python main.py --config=configs/base_ende.py --workdir=runs/base_ende
+
+This file defines every field of every experiment; the other configs call it and assign. The structure is locked:
+a misspelt field is an error.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    config = ml_collections.ConfigDict()
+
+    config.model = model = ml_collections.ConfigDict()
+    model.num_layers = 6  # N, in each stack (§3.1)
+    model.d_model = 512  # (§3.1)
+    model.d_ff = 2048  # inner width of the feed-forward network (§3.3)
+    model.num_heads = 8  # h (§3.2.2)
+    model.d_k = 64  # width of a head's queries and keys (§3.2.2)
+    model.d_v = 64  # width of a head's values (§3.2.2)
+    model.dropout = 0.1  # P_drop, on sub-layer outputs and embedding sums (§5.4)
+    model.attention_dropout = 0.0  # on the attention weights; the paper has none
+    model.positions = "sinusoidal"  # (§3.5); or 'learned' (row E), 't2t' (the paper's code)
+    model.max_positions = 256  # rows of the tables where positions are learned
+    model.norm = "post"  # LayerNorm(x + Sublayer(x)) (§3.1); or 'pre'
+    model.attention_bias = False  # biases in the attention projections
+    model.share_embeddings = True  # source, target and softmax share one matrix (§3.4)
+
+    config.data = data = ml_collections.ConfigDict()
+    data.corpus = "wmt14_ende"  # an entry of t2t_jax/data/corpora.py; 'files' for your own
+    data.source_language = "en"
+    data.target_language = "de"
+    data.train = ""  # with corpus=files: PREFIX of PREFIX.en and PREFIX.de
+    data.dev = ""
+    data.test = ""
+    data.directory = "~/.cache/t2t_jax"  # downloads and token stores, shared by all runs
+    data.vocab_size = 37000  # pieces, source and target together (§5.1)
+    data.vocab_kind = "bpe"  # or 'unigram'
+    data.byte_fallback = True  # 256 of the pieces are bytes: no text is out of vocabulary
+    data.max_length = 256  # subwords with EOS; longer training pairs are left out and counted
+    data.heldout_max_length = 0  # the same for dev and test; 0 keeps all
+    data.tokens_per_batch = 25000  # target positions of a global batch; as many on the source side (§5.1)
+    data.num_buckets = 24  # static batch shapes, each compiled once
+
+    config.optimizer = optimizer = ml_collections.ConfigDict()
+    optimizer.learning_rate_factor = 1.0  # multiplies Eq. 3 (§5.3)
+    optimizer.warmup_steps = 4000  # (§5.3)
+    optimizer.beta1 = 0.9  # (§5.3)
+    optimizer.beta2 = 0.98
+    optimizer.epsilon = 1e-9
+
+    config.train = train = ml_collections.ConfigDict()
+    train.train_steps = 100_000  # (§5.2)
+    train.label_smoothing = 0.1  # ε_ls (§5.4)
+    train.seed = 0  # drives weights, dropout and data order
+    train.dtype = "float32"  # of the layers' arithmetic; or 'bfloat16'. Parameters are float32
+    train.accumulate = 1  # parts a batch is taken in, for less memory; the result is the same
+    train.log_interval = 100  # steps
+
+    config.checkpoint = checkpoint = ml_collections.ConfigDict()
+    checkpoint.interval_minutes = 10.0  # (§6.1); 0 for none by time
+    checkpoint.interval_steps = 0  # 0 for none by steps
+    checkpoint.keep = 20  # the newest are kept
+    checkpoint.average_last = 5  # averaged at the end (§6.1)
+
+    config.decode = decode = ml_collections.ConfigDict()
+    decode.beam_size = 4  # (§6.1)
+    decode.alpha = 0.6  # length penalty (§6.1)
+    decode.max_extra_length = 50  # translations are at most this much longer than their source (§6.1)
+
+    config.evaluate = evaluate = ml_collections.ConfigDict()
+    evaluate.interval_steps = 5000  # dev perplexity and BLEU; 0 for never
+    evaluate.samples = 10  # test translations printed at the end
+
+    return config.lock()

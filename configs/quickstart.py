@@ -1,0 +1,36 @@
+"""A small model that learns to translate in minutes on two CPU cores.
+
+English to German, on the user-interface strings of Home Assistant: the 28,799 training pairs of up to 14 subwords a
+side, and the 589 such pairs of integrations that are held out for the test.
+
+    python main.py --config=configs/quickstart.py --workdir=runs/quickstart
+"""
+
+from configs import base_ende
+
+
+def get_config():
+    config = base_ende.get_config()
+
+    config.model.num_layers = 2
+    config.model.d_model = 192
+    config.model.d_ff = 768
+    config.model.num_heads = 4
+    config.model.d_k = 48
+    config.model.d_v = 48
+
+    config.data.corpus = "home_assistant"
+    config.data.vocab_size = 6256
+    config.data.max_length = 14
+    config.data.heldout_max_length = 14
+    config.data.tokens_per_batch = 1536
+    config.data.num_buckets = 6
+
+    config.optimizer.warmup_steps = 800
+    config.train.train_steps = 2400
+
+    config.checkpoint.interval_minutes = 0.0
+    config.checkpoint.interval_steps = 200
+    config.checkpoint.keep = 5
+    config.evaluate.interval_steps = 400
+    return config

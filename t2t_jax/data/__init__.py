@@ -1,0 +1,1 @@
+"""§5.1: raw text → token ids → batches. Host code: no jax anywhere in the room."""

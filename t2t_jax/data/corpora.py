@@ -1,0 +1,175 @@
+"""§5.1: which text makes each corpus.
+
+A corpus is three splits of sentence pairs. `read_corpus` is the one way in; a corpus is one entry of `CORPORA`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from t2t_jax.errors import DamagedError, InputError, choice
+from t2t_jax.files import read_lines, sha256
+
+SPLITS = ("train", "dev", "test")
+
+Pair = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """Sentence pairs by split, each as a function that streams them; `checksums` say which text it is."""
+
+    name: str
+    languages: tuple[str, str]
+    splits: dict[str, Callable[[], Iterator[Pair]]]
+    checksums: dict[str, str]
+
+
+def read_corpus(
+    name: str,
+    source_language: str,
+    target_language: str,
+    prefixes: dict[str, str],
+    directory: Path,
+) -> Corpus:
+    """Finds, downloads if need be, and checks the corpus `name`.
+
+    `prefixes` are the user's own files for `files` (PREFIX stands for PREFIX.en and PREFIX.de); `directory` keeps
+    what is downloaded.
+    """
+    choice("data.corpus", name, CORPORA)
+    return CORPORA[name]((source_language, target_language), prefixes, directory)
+
+
+# --- Text --------------------------------------------------------------------------------------------------
+
+
+def one_line(text: str) -> str:
+    """`text` with each run of ASCII white space, newlines included, made one space, and none at the ends."""
+    return re.sub(r"\s+", " ", text, flags=re.ASCII).strip(" ")
+
+
+# --- Your own two files ------------------------------------------------------------------------------------
+
+
+def files(languages: tuple[str, str], prefixes: dict[str, str], directory: Path) -> Corpus:
+    """Two plain-text files for each split, PREFIX.en and PREFIX.de, line n of one translating line n of the other."""
+    del directory  # nothing to download
+    paths = {split: _side_paths(f"data.{split}", prefixes[split], languages) for split in SPLITS}
+    splits = {split: lambda sides=sides: _parallel_lines(sides) for split, sides in paths.items()}
+    checksums = {f"{split}.{side.suffix}": sha256(side) for split, sides in paths.items() for side in sides}
+    return Corpus("files", languages, splits, checksums)
+
+
+def _side_paths(field: str, prefix: str, languages: tuple[str, str]) -> tuple[Path, Path]:
+    if not prefix:
+        example = " and ".join(f"PREFIX.{language}" for language in languages)
+        raise InputError(f"{field} is empty; set it to the PREFIX of two text files, {example}")
+    sides = tuple(Path(f"{prefix}.{language}").expanduser() for language in languages)
+    for side in sides:
+        if not side.is_file():
+            raise InputError(f"{field}={prefix}: no file {side}; the PREFIX stands for {sides[0]} and {sides[1]}")
+    source, target = (_count_lines(side) for side in sides)
+    if source != target:
+        raise InputError(
+            f"{field}={prefix}: {sides[0]} has {source} lines, {sides[1]} has {target}; they must pair line by line"
+        )
+    if source == 0:
+        raise InputError(f"{field}={prefix}: {sides[0]} is empty; give at least one sentence a side")
+    return sides
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(1 for _ in file)
+
+
+def _parallel_lines(sides: tuple[Path, Path]) -> Iterator[Pair]:
+    with sides[0].open("rb") as source, sides[1].open("rb") as target:
+        yield from zip(read_lines(source, str(sides[0])), read_lines(target, str(sides[1])), strict=True)
+
+
+# --- Home Assistant: real, small, free, and on the Python package index ------------------------------------
+
+_WHEEL = "homeassistant-2026.11.0-py3-none-any.whl"
+_WHEEL_SHA256 = "7ca5fbde9dea879ac7723949fc84347aac5182e6309c357b2e4973fd391b00f7"
+
+
+def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directory: Path) -> Corpus:
+    """The interface translations of Home Assistant (Apache-2.0), English with any of its languages.
+
+    Pairs are the strings under one key in both languages, unique, in the order of integration and key. The
+    integration decides the split, so that no two splits share a source file; held-out pairs that share a side
+    with the training set are dropped. 36,522 / 306 / 769 pairs for English-German.
+    """
+    del prefixes
+    wheel = _fetch_wheel(directory)
+    pairs = {split: list(dict.fromkeys(pairs)) for split, pairs in _integration_pairs(wheel, languages).items()}
+    if not pairs["train"]:
+        raise InputError(
+            f"data.source_language={languages[0]}, data.target_language={languages[1]}: "
+            "home_assistant has no such translations; en with de or fr works"
+        )
+    seen = tuple({pair[side] for pair in pairs["train"]} for side in (0, 1))
+    for split in ("dev", "test"):
+        pairs[split] = [p for p in pairs[split] if p[0] not in seen[0] and p[1] not in seen[1]]
+    splits = {split: lambda split=split: iter(pairs[split]) for split in SPLITS}
+    return Corpus("home_assistant", languages, splits, {_WHEEL: _WHEEL_SHA256})
+
+
+def _fetch_wheel(directory: Path) -> Path:
+    """The wheel, downloaded once and hashed on every use; read as an archive, never installed."""
+    wheel = directory / "downloads" / _WHEEL
+    if not wheel.exists():
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        _pip_download("homeassistant==2026.11.0", wheel.parent)
+    if (found := sha256(wheel)) != _WHEEL_SHA256:
+        raise DamagedError(f"{wheel}: sha256 is {found}, expected {_WHEEL_SHA256}; delete the file and run again")
+    return wheel
+
+
+def _pip_download(requirement: str, directory: Path) -> None:
+    # The wheel is made for a newer Python than ours; it is only read, so its own requirement does not matter.
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--ignore-requires-python"]
+    command += ["--python-version", "3.14", "--only-binary=:all:", "--dest", str(directory), requirement]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
+        raise InputError(f"data.corpus: pip could not download {requirement} ({reason}); check the network")
+
+
+def _integration_pairs(wheel: Path, languages: tuple[str, str]) -> dict[str, list[Pair]]:
+    pairs = {split: [] for split in SPLITS}
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        pattern = re.compile(r"homeassistant/components/([^/]+)/translations/")
+        for integration in sorted({m[1] for m in map(pattern.match, names) if m}):
+            folder = f"homeassistant/components/{integration}/translations"
+            sides = [f"{folder}/{language}.json" for language in languages]
+            if names.issuperset(sides):
+                source, target = (dict(_leaves(json.loads(archive.read(side)))) for side in sides)
+                both = ((one_line(source[key]), one_line(target[key])) for key in source if key in target)
+                pairs[_split_of(integration)] += [pair for pair in both if all(pair)]
+    return pairs
+
+
+def _leaves(tree: dict, path: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], str]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _split_of(integration: str) -> str:
+    percent = int(hashlib.sha256(integration.encode()).hexdigest(), 16) % 100
+    return "dev" if percent < 2 else "test" if percent < 5 else "train"
+
+
+CORPORA = {"files": files, "home_assistant": home_assistant}

@@ -1,0 +1,90 @@
+"""§5.1: the joint subword vocabulary of both languages (SentencePiece).
+
+Ids: 0 padding and start symbol, 1 EOS, 2 unknown (never produced where byte pieces are on).
+"""
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+
+from t2t_jax.data.corpora import one_line
+from t2t_jax.errors import InputError
+from t2t_jax.files import sha256
+
+PAD, EOS, UNKNOWN = 0, 1, 2
+
+
+def train_vocabulary(
+    sentences: Iterable[str], vocab_size: int, *, kind: str = "bpe", byte_fallback: bool = True
+) -> bytes:
+    """Trains a SentencePiece model of exactly `vocab_size` pieces and returns its file's contents.
+
+    With `byte_fallback`, 256 of the pieces are bytes, so any text survives text → ids → text unchanged except
+    that white space is made single spaces (`one_line`) and U+2581, SentencePiece's own space, becomes a space.
+    """
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type=kind,
+            vocab_size=vocab_size,
+            byte_fallback=byte_fallback,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            max_sentence_length=1 << 20,
+            pad_id=PAD,
+            eos_id=EOS,
+            unk_id=UNKNOWN,
+            bos_id=-1,
+            minloglevel=2,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"data.vocab_size={vocab_size}: {_reason(error)}") from None
+    return model.getvalue()
+
+
+def _reason(error: Exception) -> str:
+    """SentencePiece's own sentence, without the source line it puts in front."""
+    text = one_line(str(error))
+    return text.split("] ", 1)[-1] or "the vocabulary could not be trained on this text; try a smaller one"
+
+
+class Tokenizer:
+    """Text ⇄ ids. Encoded sentences end with EOS; decoding stops at it."""
+
+    def __init__(self, path: Path):
+        if not path.is_file():
+            raise InputError(f"no vocabulary {path}; a run folder has vocab.model beside config.json")
+        try:
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+        except RuntimeError:
+            raise InputError(f"{path} is not a SentencePiece model; copy the run's vocab.model back") from None
+        self.checksum = sha256(path)
+
+    def __len__(self) -> int:
+        return self._pieces.get_piece_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of one sentence, EOS last."""
+        return [*self._pieces.encode(one_line(text)), EOS]
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of each text, on all cores."""
+        encoded = self._pieces.encode([one_line(text) for text in texts], num_threads=-1)
+        return [[*ids, EOS] for ids in encoded]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids` up to the first EOS; padding is skipped."""
+        return self._pieces.decode([i for i in self._until_eos(ids) if i not in (PAD, EOS)])
+
+    def tokens(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """The pieces of `ids`, EOS included."""
+        return [self._pieces.id_to_piece(i) for i in self._until_eos(ids)]
+
+    def _until_eos(self, ids: Sequence[int] | np.ndarray) -> list[int]:
+        ids = [int(i) for i in ids]
+        return ids[: ids.index(EOS) + 1] if EOS in ids else ids

@@ -1,0 +1,1 @@
+"""§6.1: from a trained model to text."""

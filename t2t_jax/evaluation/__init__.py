@@ -1,0 +1,1 @@
+"""§6: what a result is worth."""

@@ -1,0 +1,43 @@
+"""Reading and writing files safely: UTF-8 lines, whole-or-nothing JSON, checksums."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from t2t_jax.errors import InputError
+
+
+def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """The lines of UTF-8 text, ended by \\n or \\r\\n; refuses other encodings with the line's number."""
+    for number, line in enumerate(stream, start=1):
+        try:
+            yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{name}, line {number}: not valid UTF-8 (byte {line[error.start]:#04x}); convert it to UTF-8"
+            ) from None
+
+
+def read_text(field: str, path: str | Path) -> list[str]:
+    """All lines of the text file that `field` names."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise InputError(f"{field}: no file {path}; give a plain-text file with one sentence a line")
+    with path.open("rb") as file:
+        return list(read_lines(file, str(path)))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes `value` as indented JSON, whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    os.replace(partial, path)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

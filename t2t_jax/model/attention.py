@@ -1,0 +1,106 @@
+"""§3.2 Attention: scaled dot-product (Eq. 1), multi-head attention, and the masks.
+
+A mask is True where attention is allowed. Both masks of the paper are made here and nowhere else.
+"""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+# Scores are float32; finite, so that a row with nothing to attend to stays finite after the softmax.
+MASKED_SCORE = jnp.finfo(jnp.float32).min
+
+
+def padding_mask(ids: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
+    """Every position may attend to every position that is not padding (id 0)."""
+    return (ids != 0)[:, None, None, :]
+
+
+def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
+    """Position t may attend to positions up to and including t (§3.2.3)."""
+    return jnp.tril(jnp.ones((length, length), dtype=bool))[None, None]
+
+
+def scaled_dot_product_attention(
+    query: Float[Array, "B T H K"],
+    key: Float[Array, "B S H K"],
+    value: Float[Array, "B S H V"],
+    mask: Bool[Array, "#B 1 #T S"],
+    dropout: Callable[[Array], Array] = lambda weights: weights,
+) -> Float[Array, "B T H V"]:
+    """softmax(Q Kᵀ / √d_k) V (Eq. 1), the softmax in float32; `dropout` acts on the weights."""
+    query = query * query.shape[-1] ** -0.5
+    scores = jnp.einsum("bthk,bshk->bhts", query, key, preferred_element_type=jnp.float32)
+    weights = jax.nn.softmax(jnp.where(mask, scores, MASKED_SCORE), axis=-1)  # [B, H, T, S]
+    return jnp.einsum("bhts,bshv->bthv", dropout(weights).astype(value.dtype), value)
+
+
+def glorot_uniform(gain: float, in_axis: int | tuple[int, ...], out_axis: int | tuple[int, ...]):
+    """U(±gain·√(6 / (fan_in + fan_out))), the fans those of the kernel flattened to a matrix."""
+    return nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform", in_axis=in_axis, out_axis=out_axis)
+
+
+class MultiHeadAttention(nn.Module):
+    """Multi-head attention (§3.2.2).
+
+    `query_gain` and `key_value_gain` scale the Glorot limits, so that separate kernels start as the fused
+    ones of the paper's own code did: q, k and v of self-attention in one matrix, k and v of the
+    encoder-decoder attention in another.
+    """
+
+    num_heads: int
+    d_k: int
+    d_v: int
+    d_model: int
+    bias: bool
+    query_gain: float
+    key_value_gain: float
+    dtype: jnp.dtype
+
+    def setup(self):
+        def projection(name, width, gain):
+            shape = (self.d_model, self.num_heads, width)
+            return self._affine(name, shape, glorot_uniform(gain, 0, (1, 2)), shape[1:])
+
+        self.query = projection("query", self.d_k, self.query_gain)
+        self.key = projection("key", self.d_k, self.key_value_gain)
+        self.value = projection("value", self.d_v, self.key_value_gain)
+        shape = (self.num_heads, self.d_v, self.d_model)
+        self.output = self._affine("output", shape, glorot_uniform(1.0, (0, 1), 2), shape[2:])
+
+    def _affine(self, name, kernel_shape, init, bias_shape):
+        kernel = self.param(f"{name}_kernel", init, kernel_shape)
+        bias = self.param(f"{name}_bias", nn.initializers.zeros_init(), bias_shape) if self.bias else None
+        return kernel, bias
+
+    def _apply(self, equation, affine, x):
+        kernel, bias = affine
+        y = jnp.einsum(equation, x, kernel.astype(self.dtype))
+        return y if bias is None else y + bias.astype(self.dtype)[None, None]
+
+    def keys_values(
+        self, memory: Float[Array, "B S D"]
+    ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
+        """What can be computed once per attended position: its key and its value in every head."""
+        return self._apply("bsd,dhk->bshk", self.key, memory), self._apply("bsd,dhv->bshv", self.value, memory)
+
+    def queries(self, x: Float[Array, "B T D"]) -> Float[Array, "B T H K"]:
+        """The query of every position in every head."""
+        return self._apply("btd,dhk->bthk", self.query, x)
+
+    def combine(self, heads: Float[Array, "B T H V"]) -> Float[Array, "B T D"]:
+        """Concat(head_1, …, head_h) W^O."""
+        return self._apply("bthv,hvd->btd", self.output, heads)
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        memory: Float[Array, "B S D"],
+        mask: Bool[Array, "#B 1 #T S"],
+        dropout: Callable[[Array], Array],
+    ) -> Float[Array, "B T D"]:
+        key, value = self.keys_values(memory)
+        return self.combine(scaled_dot_product_attention(self.queries(x), key, value, mask, dropout))

@@ -1,0 +1,116 @@
+"""§3.3–3.5 and §5.4: feed-forward network, shared embedding and softmax, positions, dropout."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from t2t_jax.model.attention import glorot_uniform
+
+
+class FeedForward(nn.Module):
+    """max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2, §3.3)."""
+
+    d_ff: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        init = glorot_uniform(1.0, 0, 1)
+        hidden = nn.relu(nn.Dense(self.d_ff, dtype=self.dtype, kernel_init=init, name="hidden")(x))
+        return nn.Dense(x.shape[-1], dtype=self.dtype, kernel_init=init, name="output")(hidden)
+
+
+class Embedding(nn.Module):
+    """One matrix, N(0, 1/√d_model): token vectors on the way in, the softmax on the way out (§3.4)."""
+
+    vocab_size: int
+    d_model: int
+    dtype: jnp.dtype
+
+    def setup(self):
+        init = nn.initializers.normal(self.d_model**-0.5)
+        self.table = self.param("table", init, (self.vocab_size, self.d_model))
+
+    def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Token vectors times √d_model; padding (id 0) is the zero vector, and so is the start symbol."""
+        vectors = self.table.astype(self.dtype)[ids] * math.sqrt(self.d_model)
+        return jnp.where((ids != 0)[..., None], vectors, 0).astype(self.dtype)
+
+    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T vocab"]:
+        """x Eᵀ, unscaled, in float32."""
+        table = self.table.astype(self.dtype)
+        return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+
+
+def sinusoidal_positions(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
+    """sin(pos / 10000^(2i/d_model)) at channel 2i, the cosine at channel 2i+1 (§3.5)."""
+    rates = _rates(10000 ** (-2 * np.arange(d_model // 2) / d_model))
+    angles = positions[:, None] * rates
+    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(-1, d_model)
+
+
+def t2t_positions(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
+    """The layout of the paper's own code: all sines, then all cosines; wavelengths from 2π to 10000·2π inclusive."""
+    step = math.log(10000) / max(d_model // 2 - 1, 1)
+    angles = positions[:, None] * _rates(np.exp(-step * np.arange(d_model // 2)))
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+def _rates(rates: np.ndarray) -> Float[Array, "1 D_half"]:
+    return jnp.asarray(rates, jnp.float32)[None]
+
+
+class LearnedPositions(nn.Module):
+    """A trained vector for each position (Table 3 row E); positions beyond the table reuse its last row."""
+
+    length: int
+    d_model: int
+
+    @nn.compact
+    def __call__(self, positions: Int[Array, " T"]) -> Float[Array, "T D"]:
+        init = nn.initializers.normal(self.d_model**-0.5)
+        table = self.param("table", init, (self.length, self.d_model))
+        return table[jnp.minimum(positions, self.length - 1)]
+
+
+def keep_mask(key: Array, keep_probability: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
+    """True with `keep_probability`, independently for each element; a pure function of (key, element index).
+
+    Hashes the element's index with the key instead of drawing from `jax.random`: a few integer operations
+    that the compiler fuses into the multiplication, several times cheaper than threefry on a CPU, and the
+    same bits however the array is split over devices.
+    """
+    words = jax.random.key_data(key).ravel()
+    index = jnp.zeros(shape, jnp.uint32)
+    for axis in reversed(range(len(shape))):
+        stride = math.prod(shape[axis + 1 :])
+        index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+    bits = _mix(_mix(index + words[-1]) ^ words[0])
+    return bits < jnp.uint32(min(keep_probability * 2**32, 2**32 - 1))
+
+
+def _mix(x: Array) -> Array:
+    """A bijection of the 32-bit words in which every input bit flips each output bit half of the time.
+
+    Two rounds of xor-shift and multiply, with the constants of Wellons' "lowbias32".
+    """
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+class Dropout(nn.Module):
+    """Zeroes each element with probability `rate` and scales the rest by 1/(1 − rate) (§5.4)."""
+
+    rate: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "..."], *, train: bool) -> Float[Array, "..."]:
+        if not train or self.rate == 0:
+            return x
+        keep = keep_mask(self.make_rng("dropout"), 1 - self.rate, x.shape)
+        return jnp.where(keep, x * jnp.asarray(1 / (1 - self.rate), x.dtype), jnp.zeros_like(x))

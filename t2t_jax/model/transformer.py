@@ -1,0 +1,313 @@
+"""§3.1 The encoder and decoder stacks, whole-sentence and one step at a time."""
+
+import dataclasses
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from t2t_jax.errors import InputError, choice
+from t2t_jax.model.attention import (
+    MultiHeadAttention,
+    causal_mask,
+    padding_mask,
+    scaled_dot_product_attention,
+)
+from t2t_jax.model.layers import (
+    Dropout,
+    Embedding,
+    FeedForward,
+    LearnedPositions,
+    sinusoidal_positions,
+    t2t_positions,
+)
+
+Cache = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """The shape of a model; the defaults are the paper's base model (Table 3). Checks itself.
+
+    `positions` is 'sinusoidal' (§3.5), 't2t' (the layout of the paper's code) or 'learned' (row E, a table of
+    `max_positions` rows in each stack); `norm` is 'post' (§3.1) or 'pre'.
+    """
+
+    vocab_size: int = 37000
+    num_layers: int = 6
+    d_model: int = 512
+    d_ff: int = 2048
+    num_heads: int = 8
+    d_k: int = 64
+    d_v: int = 64
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
+    positions: str = "sinusoidal"
+    max_positions: int = 256
+    norm: str = "post"
+    attention_bias: bool = False
+    share_embeddings: bool = True
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is int and value < 1:
+                raise InputError(f"model.{field.name} must be at least 1; got {value}")
+            if field.type is float and not 0 <= value < 1:
+                raise InputError(f"model.{field.name} must be at least 0 and below 1; got {value}")
+        choice("model.positions", self.positions, ["sinusoidal", "t2t", "learned"])
+        choice("model.norm", self.norm, ["post", "pre"])
+        if self.positions != "learned" and self.d_model % 2:
+            raise InputError(f"model.d_model must be even for {self.positions} positions; got {self.d_model}")
+
+
+class Sublayer(nn.Module):
+    """LayerNorm(x + Dropout(f(x))) (§3.1, §5.4), or x + Dropout(f(LayerNorm(x))) where `norm` is 'pre'."""
+
+    config: TransformerConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x, function, *, train: bool):
+        norm = layer_norm(self.dtype, name="norm")
+        dropout = Dropout(self.config.dropout)
+        if self.config.norm == "pre":
+            return x + dropout(function(norm(x)), train=train)
+        return norm(x + dropout(function(x), train=train))
+
+
+def layer_norm(dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
+    """Layer normalisation with the ε of the paper's code; statistics in float32."""
+    return nn.LayerNorm(epsilon=1e-6, dtype=dtype, use_fast_variance=False, name=name)
+
+
+def attention(config: TransformerConfig, dtype: jnp.dtype, *, to_itself: bool) -> MultiHeadAttention:
+    """Attention over the same sequence, or from the decoder over the encoder's output."""
+    # A fused d × 3d kernel has the Glorot limit √(6/4d), a fused d × 2d one √(6/3d): see MultiHeadAttention.
+    query_gain, key_value_gain = (math.sqrt(1 / 2),) * 2 if to_itself else (1.0, math.sqrt(2 / 3))
+    return MultiHeadAttention(
+        num_heads=config.num_heads,
+        d_k=config.d_k,
+        d_v=config.d_v,
+        d_model=config.d_model,
+        bias=config.attention_bias,
+        query_gain=query_gain,
+        key_value_gain=key_value_gain,
+        dtype=dtype,
+    )
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then the feed-forward network (§3.1)."""
+
+    config: TransformerConfig
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.self_attention = attention(self.config, self.dtype, to_itself=True)
+        self.feed_forward = FeedForward(self.config.d_ff, self.dtype)
+        self.attention_dropout = Dropout(self.config.attention_dropout)
+        self.after_self_attention = Sublayer(self.config, self.dtype)
+        self.after_feed_forward = Sublayer(self.config, self.dtype)
+
+    def __call__(self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 1 S"], *, train: bool):
+        def drop(weights):
+            return self.attention_dropout(weights, train=train)
+
+        x = self.after_self_attention(x, lambda y: self.self_attention(y, y, mask, drop), train=train)
+        return self.after_feed_forward(x, self.feed_forward, train=train)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention to the left, attention over the encoder's output, feed-forward network (§3.1)."""
+
+    config: TransformerConfig
+    dtype: jnp.dtype
+
+    def setup(self):
+        self.self_attention = attention(self.config, self.dtype, to_itself=True)
+        self.cross_attention = attention(self.config, self.dtype, to_itself=False)
+        self.feed_forward = FeedForward(self.config.d_ff, self.dtype)
+        self.self_attention_dropout = Dropout(self.config.attention_dropout)
+        self.cross_attention_dropout = Dropout(self.config.attention_dropout)
+        self.after_self_attention = Sublayer(self.config, self.dtype)
+        self.after_cross_attention = Sublayer(self.config, self.dtype)
+        self.after_feed_forward = Sublayer(self.config, self.dtype)
+
+    def __call__(
+        self,
+        y: Float[Array, "B T D"],
+        encoded: Float[Array, "B S D"],
+        mask: Bool[Array, "B 1 1 S"],
+        *,
+        train: bool,
+    ):
+        def attend_left(y):
+            return self.self_attention(
+                y, y, causal_mask(y.shape[1]), lambda w: self.self_attention_dropout(w, train=train)
+            )
+
+        def attend_source(y):
+            return self.cross_attention(
+                y, encoded, mask, lambda w: self.cross_attention_dropout(w, train=train)
+            )
+
+        y = self.after_self_attention(y, attend_left, train=train)
+        y = self.after_cross_attention(y, attend_source, train=train)
+        return self.after_feed_forward(y, self.feed_forward, train=train)
+
+    def step(self, y: Float[Array, "B W D"], layer: Cache, index: Int[Array, ""], mask: Bool[Array, "B 1 1 S"]):
+        """One position of W hypotheses for each of B sentences; `layer` is this layer's part of the cache."""
+        batch, beams, _ = y.shape
+
+        def attend_left(y):
+            new_key, new_value = self.self_attention.keys_values(y)  # [B, W, H, K], [B, W, H, V]
+            layer["key"] = layer["key"].at[:, :, index].set(new_key)
+            layer["value"] = layer["value"].at[:, :, index].set(new_value)
+            flat = lambda x: x.reshape(batch * beams, -1, *x.shape[-2:])  # noqa: E731
+            query = flat(self.self_attention.queries(y))  # [B·W, 1, H, K]
+            seen = (jnp.arange(layer["key"].shape[2]) <= index)[None, None, None]
+            heads = scaled_dot_product_attention(query, flat(layer["key"]), flat(layer["value"]), seen)
+            return self.self_attention.combine(heads.reshape(batch, beams, *heads.shape[2:]))
+
+        def attend_source(y):
+            # All hypotheses of a sentence attend to one copy of its keys and values: W takes the place of T.
+            query = self.cross_attention.queries(y)
+            heads = scaled_dot_product_attention(query, layer["source_key"], layer["source_value"], mask)
+            return self.cross_attention.combine(heads)
+
+        layer = dict(layer)
+        y = self.after_self_attention(y, attend_left, train=False)
+        y = self.after_cross_attention(y, attend_source, train=False)
+        return self.after_feed_forward(y, self.feed_forward, train=False), layer
+
+
+class Transformer(nn.Module):
+    """The Transformer (§3). Ids: 0 is padding and the start symbol, 1 ends every sentence, source and target.
+
+    Parameters are float32; `dtype` is what the layers compute in. Training takes a key as
+    `rngs={'dropout': key}`.
+    """
+
+    config: TransformerConfig
+    dtype: jnp.dtype = jnp.float32
+
+    def setup(self):
+        config = self.config
+        embedding = lambda: Embedding(config.vocab_size, config.d_model, self.dtype)  # noqa: E731
+        if config.share_embeddings:
+            self.embedding = embedding()
+        else:
+            self.source_embedding, self.target_embedding, self.softmax = embedding(), embedding(), embedding()
+        if config.positions == "learned":
+            self.source_positions = LearnedPositions(config.max_positions, config.d_model)
+            self.target_positions = LearnedPositions(config.max_positions, config.d_model)
+        self.source_dropout = Dropout(config.dropout)
+        self.target_dropout = Dropout(config.dropout)
+        self.encoder_layers = [EncoderLayer(config, self.dtype) for _ in range(config.num_layers)]
+        self.decoder_layers = [DecoderLayer(config, self.dtype) for _ in range(config.num_layers)]
+        if config.norm == "pre":
+            self.encoder_norm = layer_norm(self.dtype)
+            self.decoder_norm = layer_norm(self.dtype)
+
+    def _embed_source(self, inputs):
+        embedding = self.embedding if self.config.share_embeddings else self.source_embedding
+        table = self.source_positions if self.config.positions == "learned" else None
+        return embedding(inputs) + self._positions(table, jnp.arange(inputs.shape[1]))
+
+    def _embed_target(self, ids, positions):
+        embedding = self.embedding if self.config.share_embeddings else self.target_embedding
+        table = self.target_positions if self.config.positions == "learned" else None
+        return embedding(ids) + self._positions(table, positions)
+
+    def _positions(self, table, positions):
+        layouts = {"sinusoidal": sinusoidal_positions, "t2t": t2t_positions}
+        vectors = table(positions) if table else layouts[self.config.positions](positions, self.config.d_model)
+        return vectors.astype(self.dtype)[None]
+
+    def _logits(self, y):
+        y = self.decoder_norm(y) if self.config.norm == "pre" else y
+        return (self.embedding if self.config.share_embeddings else self.softmax).logits(y)
+
+    def encode(self, inputs: Int[Array, "B S"], *, train: bool = False) -> Float[Array, "B S D"]:
+        """The encoder's output for each source position."""
+        x = self.source_dropout(self._embed_source(inputs), train=train)
+        for layer in self.encoder_layers:
+            x = layer(x, padding_mask(inputs), train=train)
+        return self.encoder_norm(x) if self.config.norm == "pre" else x
+
+    def decode(
+        self,
+        encoded: Float[Array, "B S D"],
+        inputs: Int[Array, "B S"],
+        targets: Int[Array, "B T"],
+        *,
+        train: bool = False,
+    ) -> Float[Array, "B T vocab"]:
+        """Logits of every target position, each having seen the source and `targets[:, :t]`."""
+        shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
+        y = self._embed_target(shifted, jnp.arange(targets.shape[1]))
+        y = self.target_dropout(y, train=train)
+        for layer in self.decoder_layers:
+            y = layer(y, encoded, padding_mask(inputs), train=train)
+        return self._logits(y)
+
+    def __call__(
+        self, inputs: Int[Array, "B S"], targets: Int[Array, "B T"], *, train: bool = False
+    ) -> Float[Array, "B T vocab"]:
+        """Logits of the targets given the inputs, for training and scoring."""
+        return self.decode(self.encode(inputs, train=train), inputs, targets, train=train)
+
+    def init_cache(self, inputs: Int[Array, "B S"], beam_size: int, max_length: int) -> Cache:
+        """Encodes `inputs` and makes room for `max_length` steps of `beam_size` hypotheses each.
+
+        `layers[i]` holds the self-attention's `key` and `value` `[B, W, T, H, K|V]`, which the search reorders,
+        and the keys and values of the source `[B, S, H, K|V]`, which all hypotheses of a sentence share.
+        """
+        encoded = self.encode(inputs)
+        config, batch = self.config, inputs.shape[0]
+        room = (batch, beam_size, max_length, config.num_heads)
+        layers = []
+        for layer in self.decoder_layers:
+            source_key, source_value = layer.cross_attention.keys_values(encoded)
+            layers.append(
+                {
+                    "key": jnp.zeros((*room, config.d_k), self.dtype),
+                    "value": jnp.zeros((*room, config.d_v), self.dtype),
+                    "source_key": source_key,
+                    "source_value": source_value,
+                }
+            )
+        return {"layers": layers, "mask": padding_mask(inputs), "index": jnp.zeros((), jnp.int32)}
+
+    def decode_step(
+        self, tokens: Int[Array, "B W"], cache: Cache
+    ) -> tuple[Float[Array, "B W vocab"], Cache]:
+        """Logits of the next token of each hypothesis, whose last token is `tokens` (0 at the start)."""
+        index = cache["index"]
+        y = self._embed_target(tokens, index[None])
+        layers = []
+        for layer, layer_cache in zip(self.decoder_layers, cache["layers"], strict=True):
+            y, layer_cache = layer.step(y, layer_cache, index, cache["mask"])
+            layers.append(layer_cache)
+        return self._logits(y), cache | {"layers": layers, "index": index + 1}
+
+
+def reorder_cache(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
+    """The cache after hypothesis w of each sentence has become a continuation of hypothesis `parents[:, w]`."""
+
+    def gather(x):
+        return jnp.take_along_axis(x, parents.reshape(*parents.shape, 1, 1, 1), axis=1)
+
+    layers = [layer | {name: gather(layer[name]) for name in ("key", "value")} for layer in cache["layers"]]
+    return cache | {"layers": layers}
+
+
+def num_parameters(config: TransformerConfig) -> int:
+    """The number of trained values (recipe: Table 3's last column), without allocating them."""
+    ids = jnp.ones((1, 2), jnp.int32)
+    shapes = jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))

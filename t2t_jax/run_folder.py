@@ -1,0 +1,123 @@
+"""What a run leaves behind: config.json, vocab.model, metrics.jsonl and TensorBoard events, result.json.
+
+Reading a run never executes code: everything but the weights is JSON or a SentencePiece model.
+"""
+
+import fcntl
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import tensorboardX
+
+from t2t_jax import __version__
+from t2t_jax.errors import InputError
+from t2t_jax.files import write_json
+
+# What may change between the parts of a run that was stopped and resumed: nothing that moves the weights.
+_FREE_SECTIONS = ("checkpoint", "decode", "evaluate")
+_FREE_FIELDS = ("train.train_steps", "train.log_interval", "data.directory")
+
+
+class RunFolder:
+    """Paths and small files of one run."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.vocabulary = self.path / "vocab.model"
+        self.checkpoints = self.path / "checkpoints"
+        self.averaged = self.path / "averaged"
+        self._metrics = self.path / "metrics.jsonl"
+        self._config = self.path / "config.json"
+        self._events = None
+        self._lock = None
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunFolder":
+        """A run that exists; refuses other folders."""
+        run = cls(path)
+        if not run._config.is_file():
+            raise InputError(f"workdir: {path} is not a run folder (no config.json); train one with --config=…")
+        return run
+
+    @classmethod
+    def start(cls, path: str | Path, config: dict[str, Any]) -> "RunFolder":
+        """The folder of a run about to train: new, or one with the same config to resume. Locks it."""
+        run = cls(path)
+        run.path.mkdir(parents=True, exist_ok=True)
+        run._lock_folder()
+        if run._config.is_file():
+            run._check_same(config)
+        write_json(run._config, config)
+        return run
+
+    def _lock_folder(self) -> None:
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"workdir: another process is training in {self.path}; choose another folder") from None
+
+    def _check_same(self, config: dict[str, Any]) -> None:
+        old, new = _flatten(self.config), _flatten(config)
+        for field in sorted(old.keys() | new.keys()):
+            free = field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
+            if not free and old.get(field) != new.get(field):
+                raise InputError(
+                    f"{field} is {new.get(field)!r}, but {self.path} was trained with {old.get(field)!r}; "
+                    "resume with the same value or choose another --workdir"
+                )
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The run's whole configuration, as plain values."""
+        return json.loads(self._config.read_text())
+
+    def copy_vocabulary(self, source: Path) -> None:
+        """Keeps the vocabulary with the run, so that reading it needs nothing else."""
+        shutil.copyfile(source, self.vocabulary)
+
+    def start_metrics(self, step: int) -> None:
+        """Opens the logs to go on after `step`, dropping what an interrupted run logged beyond it."""
+        if self._metrics.is_file():
+            lines = self._metrics.read_text().splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+            self._metrics.write_text("".join(kept))
+        self._events = tensorboardX.SummaryWriter(str(self.path / "tensorboard"), purge_step=step + 1)
+
+    def log(self, step: int, **metrics: float) -> None:
+        """Appends one line to metrics.jsonl and the same numbers to TensorBoard."""
+        with self._metrics.open("a") as file:
+            file.write(json.dumps({"step": step, **metrics}) + "\n")
+        for name, value in metrics.items():
+            self._events.add_scalar(name, value, step)
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Writes result.json."""
+        write_json(self.path / "result.json", result)
+
+    def close(self) -> None:
+        """Flushes the logs and lets others have the folder."""
+        if self._events:
+            self._events.close()
+        if self._lock:
+            self._lock.close()
+
+
+def code_version() -> str:
+    """The commit of this code where it is a checkout, '+' appended if it was changed; else the release."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        done = subprocess.run([*git, "describe", "--always", "--abbrev=40", "--dirty=+"], capture_output=True, text=True)
+    except OSError:
+        return __version__
+    return done.stdout.strip() or __version__
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat

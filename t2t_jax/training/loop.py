@@ -1,0 +1,290 @@
+"""§5.2: the training loop: batch, step, log, evaluate, save."""
+
+import contextlib
+import datetime
+import functools
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from t2t_jax import sharding
+from t2t_jax.checkpoints import Checkpoints, average
+from t2t_jax.data.batching import Batches, empty_batch
+from t2t_jax.data.corpora import SPLITS, read_corpus
+from t2t_jax.data.token_store import StoreSettings, TokenStore, prepare
+from t2t_jax.decoding.translator import Translator
+from t2t_jax.errors import InputError, InterruptedRun, choice
+from t2t_jax.evaluation.evaluate import Evaluation, evaluate
+from t2t_jax.model.transformer import Transformer, TransformerConfig
+from t2t_jax.run_folder import RunFolder, code_version
+from t2t_jax.training.optimizer import adam, learning_rate_schedule
+from t2t_jax.training.progress import Progress
+from t2t_jax.training.train_step import TrainState, init_state, train_step
+
+TrainStep = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
+    """Trains `config` in `workdir`, from its last checkpoint if it has one; evaluates and returns result.json."""
+    check(config)
+    run = RunFolder.start(workdir, config.to_dict())
+    store = open_store(config.data)
+    say(store.describe())
+    run.copy_vocabulary(store.directory / "vocab.model")
+
+    mesh = sharding.make_mesh()
+    model = make_model(config, store)
+    optimizer = make_optimizer(config)
+    batches = Batches(store, config.data.tokens_per_batch, config.data.num_buckets, config.train.seed)
+    checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
+    state = restore_or_init(config, run, store, model, optimizer, checkpoints, mesh)
+    step, train_steps = int(state.step), config.train.train_steps
+    if step < train_steps:
+        take_step = compile_step(config, model, optimizer, batches, state, mesh)
+
+    progress = Progress(run, step, train_steps, config.train.log_interval)
+    save_due = every(config.checkpoint.interval_steps, config.checkpoint.interval_minutes)
+    evaluate_due = every(config.evaluate.interval_steps)
+    with stop_signal() as stopped, contextlib.closing(progress):
+        for batch in batches.iterate(step, train_steps):
+            state, metrics = take_step(state, sharding.put_rows(batch, mesh, config.train.accumulate))
+            step += 1
+            progress.add(step, metrics, batch["targets"].size)
+            if evaluate_due(step):
+                progress.pause()
+                report_dev(config, progress, step, make_translator(config, model, state.params, store, mesh), store)
+                progress.resume()
+            if save_due(step) or step == train_steps or stopped():
+                progress.pause()
+                checkpoints.save(step, state.params, state.optimizer, lineage(config, store))
+                progress.resume()
+            if stopped() and step < train_steps:
+                raise InterruptedRun(f"stopped by a signal after step {step}, saved; the same command resumes")
+        progress.pause()
+    return finish(config, run, store, model, checkpoints, progress, mesh)
+
+
+# --- From the config to what it describes ------------------------------------------------------------------
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses what would only fail later, naming the field. The model's fields check themselves."""
+    positive = ("data.tokens_per_batch", "data.num_buckets", "optimizer.warmup_steps", "train.train_steps",
+                "train.accumulate", "train.log_interval", "checkpoint.keep", "checkpoint.average_last")  # fmt: skip
+    for field in positive:
+        section, name = field.split(".")
+        if config[section][name] < 1:
+            raise InputError(f"{field} must be at least 1; got {config[section][name]}")
+    choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
+    if not 0 <= config.train.label_smoothing < 1:
+        raise InputError(f"train.label_smoothing must be at least 0 and below 1; got {config.train.label_smoothing}")
+    if config.checkpoint.average_last > config.checkpoint.keep:
+        raise InputError(
+            f"checkpoint.average_last={config.checkpoint.average_last} needs checkpoint.keep to be at least as many; "
+            f"got {config.checkpoint.keep}"
+        )
+    TransformerConfig(vocab_size=config.data.vocab_size, **config.model)
+
+
+def open_store(data: ConfigDict) -> TokenStore:
+    """The token store of `config.data`, prepared now if it is not there."""
+    directory = Path(data.directory).expanduser()
+    prefixes = {split: data[split] for split in SPLITS}
+    corpus = read_corpus(data.corpus, data.source_language, data.target_language, prefixes, directory)
+    settings = StoreSettings(**{field: data[field] for field in StoreSettings.__dataclass_fields__})
+    return prepare(corpus, settings, directory)
+
+
+def make_model(config: ConfigDict, store: TokenStore) -> Transformer:
+    """The model, computing in `train.dtype`."""
+    shape = TransformerConfig(vocab_size=len(store.tokenizer), **config.model)
+    return Transformer(shape, jnp.dtype(config.train.dtype))
+
+
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+    """Adam on the schedule of Eq. 3."""
+    fields = config.optimizer
+    schedule = learning_rate_schedule(config.model.d_model, fields.warmup_steps, fields.learning_rate_factor)
+    return adam(schedule, fields.beta1, fields.beta2, fields.epsilon)
+
+
+def make_translator(
+    config: ConfigDict, model: Transformer, params: Any, store: TokenStore, mesh: Mesh
+) -> Translator:
+    """A translator with these parameters."""
+    return Translator(model, params, store.tokenizer, max_length=config.data.max_length, mesh=mesh)
+
+
+def lineage(config: ConfigDict, store: TokenStore) -> dict[str, Any]:
+    """What a checkpoint belongs to; resuming with anything else would silently train another model."""
+    return {"vocabulary": store.tokenizer.checksum, "data": store.fingerprint, "seed": config.train.seed}
+
+
+def restore_or_init(
+    config: ConfigDict,
+    run: RunFolder,
+    store: TokenStore,
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    checkpoints: Checkpoints,
+    mesh: Mesh,
+) -> TrainState:
+    """The state of the last checkpoint, or a new one, on every device."""
+    key = jax.random.key(config.train.seed)
+    init = functools.partial(init_state, model, optimizer)
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.replicated(mesh)), jax.eval_shape(init, key)
+    )
+    found = checkpoints.restore_latest(shapes.params, shapes.optimizer)
+    if found is None:
+        if Checkpoints(run.averaged).steps():
+            raise InputError(f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it")
+        return jax.jit(init, out_shardings=sharding.replicated(mesh))(key)
+    for name, value in lineage(config, store).items():
+        if found.metadata[name] != value:
+            raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")
+    say(f"resuming from step {found.step:,}")
+    step = jax.device_put(jnp.asarray(found.step, jnp.int32), sharding.replicated(mesh))
+    return TrainState(step, found.params, found.optimizer)
+
+
+def compile_step(
+    config: ConfigDict,
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    batches: Batches,
+    state: TrainState,
+    mesh: Mesh,
+) -> TrainStep:
+    """`train_step` compiled for every batch shape, the largest first: what does not fit fails before step 1."""
+    key = jax.random.fold_in(jax.random.key(config.train.seed), 1)  # 0 is the initial weights'
+    pure = functools.partial(
+        train_step, model, optimizer, config.train.label_smoothing, config.train.accumulate, key
+    )
+    jitted = jax.jit(pure, donate_argnums=0, out_shardings=sharding.replicated(mesh))
+    started = time.monotonic()
+    compiled = {}
+    for bucket in sorted(batches.buckets, key=lambda b: -b.rows * (b.source_length + b.target_length)):
+        batch = sharding.put_rows(empty_batch(bucket), mesh, config.train.accumulate)
+        compiled[_shape(batch)] = jitted.lower(state, batch).compile()
+    say(f"compiled {len(compiled)} batch shapes in {time.monotonic() - started:.0f} s")
+    return lambda state, batch: compiled[_shape(batch)](state, batch)
+
+
+def _shape(batch: dict[str, jax.Array]) -> tuple[tuple[int, ...], ...]:
+    return batch["inputs"].shape, batch["targets"].shape
+
+
+# --- During training ---------------------------------------------------------------------------------------
+
+
+def every(steps: int, minutes: float = 0.0) -> Callable[[int], bool]:
+    """A test of the step that is true each `steps` steps, and each `minutes` on the monotonic clock; 0 is never."""
+    last = time.monotonic()
+
+    def due(step: int) -> bool:
+        nonlocal last
+        if (steps and step % steps == 0) or (minutes and time.monotonic() - last >= 60 * minutes):
+            last = time.monotonic()
+            return True
+        return False
+
+    return due
+
+
+@contextlib.contextmanager
+def stop_signal() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM or Ctrl-C has come; a second one has its usual effect."""
+    received = []
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def remember(number, _):
+        received.append(number)
+        say("stopping after this step; saving")
+        signal.signal(number, usual[number])
+
+    for number in usual:
+        signal.signal(number, remember)
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+
+def report_dev(
+    config: ConfigDict, progress: Progress, step: int, translator: Translator, store: TokenStore
+) -> None:
+    """Perplexity and BLEU on the dev set, to the screen and the log."""
+    scores = evaluate(translator, *store.held_out("dev"), **config.decode).scores
+    metrics = {"dev_perplexity": scores["perplexity"], "dev_bleu": scores["sacrebleu"]}
+    progress.report(
+        step, f"step {step:,}: dev perplexity {scores['perplexity']:.2f}, BLEU {scores['sacrebleu']:.1f}", metrics
+    )
+
+
+def say(text: str) -> None:
+    """A line for people, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# --- At the end --------------------------------------------------------------------------------------------
+
+
+def finish(
+    config: ConfigDict,
+    run: RunFolder,
+    store: TokenStore,
+    model: Transformer,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    mesh: Mesh,
+) -> dict[str, Any]:
+    """Averages the last checkpoints, evaluates on the test set, writes result.json."""
+    steps = checkpoints.steps()[-config.checkpoint.average_last :]
+    averaged = average(checkpoints, steps, Checkpoints(run.averaged, keep=1))
+    translator = make_translator(config, model, averaged.params, store, mesh)
+    sources, references = store.held_out("test")
+    found = evaluate(translator, sources, references, **config.decode)
+    result = {
+        "test": found.scores,
+        "averaged_steps": steps,
+        "steps": averaged.step,
+        "parameters": sum(x.size for x in jax.tree.leaves(averaged.params)),
+        "seed": config.train.seed,
+        "training_seconds": round(progress.seconds, 1),
+        "target_tokens_per_second": round(progress.real_tokens / progress.seconds, 1) if progress.real_tokens else None,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "code": code_version(),
+        "hardware": hardware(mesh),
+        "jax": jax.__version__,
+    }
+    run.write_result(result)
+    print_samples(sources, references, found, config.evaluate.samples)
+    run.close()
+    return result
+
+
+def hardware(mesh: Mesh) -> str:
+    """The devices of this run, for records."""
+    device = mesh.devices.flat[0]
+    return f"{mesh.devices.size} × {device.device_kind}, {platform.machine()}, Python {platform.python_version()}"
+
+
+def print_samples(sources: list[str], references: list[str], found: Evaluation, count: int) -> None:
+    """The first test sentences with their reference and translation, and the scores, on standard output."""
+    for source, reference, translation in list(zip(sources, references, found.translations, strict=True))[:count]:
+        print(f"source       {source}\nreference    {reference}\ntranslation  {translation}\n")
+    scores = found.scores
+    print(f"test: BLEU {scores['sacrebleu']:.2f} on {scores['sentences']} sentences  {scores['signature']}")
+    print(f"test: chrF {scores['chrf']:.2f}, perplexity {scores['perplexity']:.2f} per subword")

@@ -1,0 +1,22 @@
+"""§5.3: the learning-rate schedule (Eq. 3) and Adam."""
+
+import jax.numpy as jnp
+import optax
+
+
+def learning_rate_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> optax.Schedule:
+    """factor · d_model^−0.5 · min(step^−0.5, step · warmup_steps^−1.5) (Eq. 3).
+
+    The paper counts steps from 1, optax from 0: the update number n (n = 0, 1, …) uses step n + 1.
+    """
+
+    def schedule(count):
+        step = count + 1.0
+        return factor * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
+
+    return schedule
+
+
+def adam(schedule: optax.Schedule, beta1: float, beta2: float, epsilon: float) -> optax.GradientTransformation:
+    """Adam with this schedule; no weight decay and no gradient clipping, as in the paper."""
+    return optax.adam(schedule, b1=beta1, b2=beta2, eps=epsilon)

@@ -1,0 +1,77 @@
+"""§5: one training step, a pure function of (state, batch)."""
+
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from t2t_jax.model.transformer import Transformer
+from t2t_jax.training.loss import cross_entropy
+
+Batch = dict[str, Int[Array, "B _"]]
+Metrics = dict[str, Float[Array, ""]]
+
+
+@flax.struct.dataclass
+class TrainState:
+    """Everything that changes from step to step; `step` counts the updates made."""
+
+    step: Int[Array, ""]
+    params: Any
+    optimizer: optax.OptState
+
+
+def init_state(model: Transformer, optimizer: optax.GradientTransformation, key: Array) -> TrainState:
+    """The state before the first step."""
+    ids = jnp.ones((1, 2), jnp.int32)
+    params = model.init(key, ids, ids)["params"]
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+
+def train_step(
+    model: Transformer,
+    optimizer: optax.GradientTransformation,
+    label_smoothing: float,
+    accumulate: int,
+    key: Array,
+    state: TrainState,
+    batch: Batch,
+) -> tuple[TrainState, Metrics]:
+    """One update from one global batch, taken in `accumulate` parts of equal numbers of rows.
+
+    The loss is the sum over all non-padding target tokens divided by their number, over the whole batch:
+    never a mean of means over devices or parts. `loss` is label-smoothed, `nll` is not (nats per token).
+    """
+    key = jax.random.fold_in(key, state.step)
+
+    def loss_sum(params, part, part_key):
+        logits = model.apply(
+            {"params": params}, part["inputs"], part["targets"], train=True, rngs={"dropout": part_key}
+        )
+        loss, nll, tokens = cross_entropy(logits, part["targets"], label_smoothing)
+        return loss, (loss, nll, tokens)
+
+    def add_part(total, part_and_key):
+        gradients, sums = jax.grad(loss_sum, has_aux=True)(state.params, *part_and_key)
+        return jax.tree.map(jnp.add, total, (gradients, sums)), None
+
+    if accumulate == 1:
+        gradients, sums = jax.grad(loss_sum, has_aux=True)(state.params, batch, key)
+    else:
+        zeros = (jax.tree.map(jnp.zeros_like, state.params), (jnp.zeros(()),) * 3)
+        parts = (_interleaved_parts(batch, accumulate), jax.random.split(key, accumulate))
+        (gradients, sums), _ = jax.lax.scan(add_part, zeros, parts)
+    loss, nll, tokens = sums
+    gradients = jax.tree.map(lambda g: g / tokens, gradients)
+    updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+    new_state = TrainState(state.step + 1, optax.apply_updates(state.params, updates), optimizer_state)
+    metrics = {"loss": loss / tokens, "nll": nll / tokens, "target_tokens": tokens}
+    return new_state, metrics | {"gradient_norm": optax.global_norm(gradients)}
+
+
+def _interleaved_parts(batch: Batch, parts: int) -> Batch:
+    """[rows, length] → [parts, rows / parts, length]; every part has rows of every device's share."""
+    return jax.tree.map(lambda x: x.reshape(-1, parts, x.shape[-1]).swapaxes(0, 1), batch)
