@@ -32,5 +32,5 @@ def get_config():
     config.checkpoint.interval_minutes = 0.0
     config.checkpoint.interval_steps = 200
     config.checkpoint.keep = 5
-    config.evaluate.interval_steps = 400
+    config.evaluate.interval_steps = 300
     return config

@@ -5,7 +5,6 @@ manifest of SHA-256 sums as its last file; a step without one is an unfinished s
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from absl import logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.files import sha256, write_json
+from t2t_jax.files import read_json, sha256, write_json
 
 _MANIFEST = "manifest.json"
 
@@ -44,7 +43,9 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policy, cleanup_tmp_directories=True, enable_async_checkpointing=False
         )
-        self._manager = ocp.CheckpointManager(self.directory, options=options)
+        handlers = {name: ocp.StandardCheckpointHandler() for name in ("params", "optimizer")}
+        handlers["metadata"] = ocp.JsonCheckpointHandler()
+        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
 
     def steps(self) -> list[int]:
         """Steps with a manifest, ascending; their files are checked when one is restored."""
@@ -92,7 +93,7 @@ class Checkpoints:
         if not (folder / _MANIFEST).is_file():
             known = ", ".join(map(str, self.steps())) or "none"
             raise InputError(f"step: {self.directory} has no checkpoint {step}; it has {known}")
-        sums = json.loads((folder / _MANIFEST).read_text())
+        sums = read_json(folder / _MANIFEST)
         for name, expected in sums.items():
             path = folder / name
             if not path.is_file() or sha256(path) != expected:
@@ -145,3 +146,16 @@ def average(source: Checkpoints, steps: Sequence[int], target: Checkpoints) -> C
     metadata = checkpoint.metadata | {"averaged_steps": list(steps)}
     target.save(steps[-1], params, None, metadata)
     return Checkpoint(steps[-1], params, None, metadata)
+
+
+def average_run(checkpoints: Path, averaged: Path, *, last: int | None, steps: Sequence[int] | None) -> Checkpoint:
+    """Averages the `last` checkpoints in one folder, or those at `steps`, into another, replacing what it held."""
+    source = Checkpoints(checkpoints)
+    known = source.steps()
+    if (last is None) == (steps is None):
+        raise InputError("give either --last=N or --steps=a,b,c")
+    if last is not None:
+        if not 1 <= last <= len(known):
+            raise InputError(f"last must be between 1 and the {len(known)} checkpoints in {checkpoints}; got {last}")
+        steps = known[-last:]
+    return average(source, steps, Checkpoints(averaged, keep=1))

@@ -30,6 +30,11 @@ def read_text(field: str, path: str | Path) -> list[str]:
         return list(read_lines(file, str(path)))
 
 
+def read_json(path: Path) -> Any:
+    """The value in a JSON file."""
+    return json.loads(path.read_text("utf-8"))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as indented JSON, whole or not at all."""
     partial = path.with_name(path.name + ".partial")

@@ -14,7 +14,7 @@ import tensorboardX
 
 from t2t_jax import __version__
 from t2t_jax.errors import InputError
-from t2t_jax.files import write_json
+from t2t_jax.files import read_json, write_json
 
 # What may change between the parts of a run that was stopped and resumed: nothing that moves the weights.
 _FREE_SECTIONS = ("checkpoint", "decode", "evaluate")
@@ -29,6 +29,7 @@ class RunFolder:
         self.vocabulary = self.path / "vocab.model"
         self.checkpoints = self.path / "checkpoints"
         self.averaged = self.path / "averaged"
+        self.result = self.path / "result.json"
         self._metrics = self.path / "metrics.jsonl"
         self._config = self.path / "config.json"
         self._events = None
@@ -73,7 +74,7 @@ class RunFolder:
     @property
     def config(self) -> dict[str, Any]:
         """The run's whole configuration, as plain values."""
-        return json.loads(self._config.read_text())
+        return read_json(self._config)
 
     def copy_vocabulary(self, source: Path) -> None:
         """Keeps the vocabulary with the run, so that reading it needs nothing else."""
@@ -93,10 +94,6 @@ class RunFolder:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
-
-    def write_result(self, result: dict[str, Any]) -> None:
-        """Writes result.json."""
-        write_json(self.path / "result.json", result)
 
     def close(self) -> None:
         """Flushes the logs and lets others have the folder."""

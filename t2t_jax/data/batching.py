@@ -3,7 +3,6 @@
 A bucket is a shape: every pair whose sides fit it, and fit no smaller one, is batched with others of its bucket.
 """
 
-import bisect
 import dataclasses
 import functools
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 import grain
 import numpy as np
 
-from t2t_jax.data.token_store import TokenStore
+from t2t_jax.data.token_store import Sentences
 from t2t_jax.errors import InputError
 
 Batch = dict[str, np.ndarray]
@@ -55,7 +54,7 @@ def split_lengths(counts: np.ndarray, num_buckets: int) -> list[Rectangle]:
 
 def _cost(counts: np.ndarray, part: Rectangle) -> int:
     """Padded positions, source and target, of all pairs in a part that has been shrunk."""
-    return _inside(counts, part).sum() * (part.source[1] + part.target[1] - 2)
+    return int(_inside(counts, part).sum()) * (part.source[1] + part.target[1] - 2)
 
 
 def _inside(counts: np.ndarray, part: Rectangle) -> np.ndarray:
@@ -99,16 +98,18 @@ class Plan:
 
 
 class Batches:
-    """The batches of a whole run, by step. Batch n is a pure function of the store, the settings and n.
+    """The batches of a whole run, by step. Batch n is a pure function of the sentences, the settings and n.
 
     `tokens_per_batch` bounds the positions of a global batch on each side, padding included. Step n belongs to
     epoch n // `per_epoch`; each epoch holds every pair exactly once, in an order of its own, short batches padded
     with empty rows to the shape of their bucket.
     """
 
-    def __init__(self, store: TokenStore, tokens_per_batch: int, num_buckets: int, seed: int):
-        self._store, self._seed = store, seed
-        source, target = store.source.lengths(), store.target.lengths()
+    def __init__(
+        self, sources: Sentences, targets: Sentences, *, tokens_per_batch: int, num_buckets: int, seed: int
+    ):
+        self._sources, self._targets, self._seed = sources, targets, seed
+        source, target = sources.lengths(), targets.lengths()
         counts = np.zeros((source.max() + 1, target.max() + 1), np.int64)
         np.add.at(counts, (source, target), 1)
         rectangles = split_lengths(counts, num_buckets)
@@ -117,9 +118,8 @@ class Batches:
         for index, rectangle in enumerate(rectangles):
             _inside(bucket_of_lengths, rectangle)[:] = index
         self._bucket_of_pair = bucket_of_lengths[source, target]
-        self.real_target_tokens_per_epoch = int(target.sum())
         sizes = np.bincount(self._bucket_of_pair, minlength=len(self.buckets))
-        self._counts = [-(-size // bucket.rows) for size, bucket in zip(sizes, self.buckets, strict=True)]
+        self._counts = [-(-int(size) // bucket.rows) for size, bucket in zip(sizes, self.buckets, strict=True)]
         self.per_epoch = sum(self._counts)
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 
@@ -150,7 +150,7 @@ class Batches:
         start, size = plan.starts[index], plan.sizes[index]
         batch = empty_batch(bucket)
         for row, pair in enumerate(plan.pairs[start : start + size]):
-            source, target = self._store.source[pair], self._store.target[pair]
+            source, target = self._sources[pair], self._targets[pair]
             batch["inputs"][row, : len(source)] = source
             batch["targets"][row, : len(target)] = target
         return batch
@@ -192,8 +192,3 @@ def _bucket(rectangle: Rectangle, tokens_per_batch: int) -> Bucket:
             "subwords); raise it or lower data.max_length"
         )
     return Bucket(source, target, rows - rows % _ROWS_MULTIPLE if rows >= _ROWS_MULTIPLE else rows)
-
-
-def fitting(length: int, lengths: list[int]) -> int:
-    """The smallest of the ascending `lengths` that is at least `length`."""
-    return lengths[bisect.bisect_left(lengths, length)]

@@ -17,16 +17,17 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from t2t_jax.data import cleaning
-from t2t_jax.data.corpora import Corpus, Pair, one_line
+from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, choice
-from t2t_jax.files import sha256, write_json
+from t2t_jax.files import read_json, sha256, write_json
 
 _CHUNK = 20_000  # pairs in memory at a time while writing
 _HELD_OUT = ("dev", "test")
@@ -54,11 +55,18 @@ class StoreSettings:
 
 
 class Sentences:
-    """One side of the training set: `sentences[i]` is the i-th sentence's ids, a view of the mapped file."""
+    """One side of the training set: `sentences[i]` is the i-th sentence's ids.
 
-    def __init__(self, stem: Path, dtype: np.dtype):
-        self._ids = np.memmap(f"{stem}.ids", dtype=dtype, mode="r")
-        self._ends = np.memmap(f"{stem}.ends", dtype=np.int64, mode="r")
+    They lie one after the other in `ids`; `ends` says where each of them ends.
+    """
+
+    def __init__(self, ids: np.ndarray, ends: np.ndarray):
+        self._ids, self._ends = ids, ends
+
+    @classmethod
+    def open(cls, stem: Path, dtype: np.dtype) -> "Sentences":
+        """Maps the two files of a store without reading them."""
+        return cls(np.memmap(f"{stem}.ids", dtype, mode="r"), np.memmap(f"{stem}.ends", np.int64, mode="r"))
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -77,7 +85,7 @@ class TokenStore:
 
     def __init__(self, directory: Path):
         self.directory = directory
-        manifest = json.loads((directory / "manifest.json").read_text())
+        manifest = read_json(directory / "manifest.json")
         for name, expected in manifest["sha256"].items():
             path = directory / name
             if not path.is_file() or sha256(path) != expected:
@@ -86,7 +94,7 @@ class TokenStore:
         self.report = cleaning.Report(**manifest["report"])
         self.held_out_counts = manifest["held_out"]
         dtype = np.dtype(manifest["dtype"])
-        self.source, self.target = (Sentences(directory / f"train.{side}", dtype) for side in _SIDES)
+        self.source, self.target = (Sentences.open(directory / f"train.{side}", dtype) for side in _SIDES)
         self.fingerprint = hashlib.sha256(json.dumps(manifest["sha256"], sort_keys=True).encode()).hexdigest()
 
     def held_out(self, split: str) -> tuple[list[str], list[str]]:
@@ -102,6 +110,15 @@ class TokenStore:
             left_out = f"; {beyond:,} beyond data.heldout_max_length are not part of it" if beyond else ""
             lines.append(f"{counts['kept']:,} {split} pairs{left_out}")
         return "\n".join([*lines, f"{len(self.tokenizer):,} pieces; {self.directory}"])
+
+
+def open_store(data: Mapping[str, Any]) -> TokenStore:
+    """The store that the fields of `config.data` describe, prepared now if it is not there."""
+    directory = Path(data["directory"]).expanduser()
+    prefixes = {split: data[split] for split in SPLITS}
+    corpus = read_corpus(data["corpus"], data["source_language"], data["target_language"], prefixes, directory)
+    settings = StoreSettings(**{field.name: data[field.name] for field in dataclasses.fields(StoreSettings)})
+    return prepare(corpus, settings, directory)
 
 
 def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenStore:

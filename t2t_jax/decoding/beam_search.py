@@ -1,14 +1,12 @@
 """§6.1: beam search over any step function.
 
 The search knows no model: it calls `step(tokens, cache)` for the logits of the next token of every hypothesis,
-and `reorder(cache, parents)` when hypotheses have become continuations of others. `W` is the beam width; width 1
-is greedy search.
+and `reorder(cache, parents)` when hypotheses have become continuations of others. `W` is the beam width.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-import flax
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
@@ -20,8 +18,7 @@ Reorder = Callable[[Cache, Int[Array, "B W"]], Cache]
 NEVER = -jnp.inf  # the score of a hypothesis that does not exist
 
 
-@flax.struct.dataclass
-class Hypotheses:
+class Hypotheses(NamedTuple):
     """W hypotheses of each of B sentences, best first.
 
     `tokens` are padded with 0 and hold EOS where `finished`; `lengths` counts them, EOS included; `log_probs` is
@@ -64,7 +61,7 @@ def beam_search(
 ) -> Hypotheses:
     """The `n_best` best finished hypotheses of each sentence, of at most `max_lengths` tokens with EOS.
 
-    Each step takes the 2·W likeliest continuations: the best W that do not end stay alive, those that end compete
+    Each step takes the 2·W likeliest continuations (W = 1, greedy search, the likeliest alone): the best W that do not end stay alive, those that end compete
     for the `n_best` places by `scores`. A sentence stops when it reaches its limit, or when not even its likeliest
     alive hypothesis, ending at the limit at no further cost, could beat the worst of `n_best` finished ones: log-
     probabilities only fall and the penalty only grows, so stopping never changes the answer (`alpha` ≥ 0).
@@ -73,25 +70,27 @@ def beam_search(
     """
     batch = max_lengths.shape[0]
     alive = _no_hypotheses(batch, beam_size, max_steps)
-    alive = alive.replace(log_probs=alive.log_probs.at[:, 0].set(0.0))  # one way to have said nothing yet
+    alive = alive._replace(log_probs=alive.log_probs.at[:, 0].set(0.0))  # one way to have said nothing yet
     best = _no_hypotheses(batch, n_best, max_steps)
     last_tokens = jnp.zeros((batch, beam_size), jnp.int32)
     running = max_lengths > 0
+    candidates = 2 * beam_size if beam_size > 1 else 1
 
     def grow(loop):
         index, last_tokens, alive, best, running, cache = loop
         logits, cache = step(last_tokens, cache)
         token_log_probs = jax.nn.log_softmax(logits)
-        parents, tokens, token_log_probs = _likeliest(alive.log_probs, token_log_probs, 2 * beam_size)
+        parents, tokens, token_log_probs = _likeliest(alive.log_probs, token_log_probs, candidates)
         grown = _append(gather_hypotheses(alive, parents), index, tokens, token_log_probs, alpha)
         ends = tokens == eos
 
-        ended = grown.replace(scores=jnp.where(ends & running[:, None], grown.scores, NEVER), finished=ends)
+        ended = grown._replace(scores=jnp.where(ends & running[:, None], grown.scores, NEVER), finished=ends)
         both = _concatenate(best, ended)
         best = gather_hypotheses(both, _top_k(both.scores, n_best))
 
-        # Of 2·W continuations at most W end, one for each hypothesis, so W remain.
-        order = _top_k(jnp.where(ends, NEVER, grown.log_probs), beam_size)
+        # Of 2·W continuations at most W end, one for each hypothesis, so W remain (or none, in greedy search).
+        grown = grown._replace(log_probs=jnp.where(ends, NEVER, grown.log_probs))
+        order = _top_k(grown.log_probs, beam_size)
         grown, parents, last_tokens = gather_hypotheses((grown, parents, tokens), order)
         alive = _where(running, grown, alive)
         bound = alive.log_probs[:, 0] / length_penalty(max_lengths, alpha)
@@ -139,7 +138,7 @@ def _append(
 ) -> Hypotheses:
     lengths = jnp.full_like(hypotheses.lengths, index + 1)
     log_probs = hypotheses.log_probs + token_log_probs
-    return hypotheses.replace(
+    return hypotheses._replace(
         tokens=hypotheses.tokens.at[:, :, index].set(tokens),
         token_log_probs=hypotheses.token_log_probs.at[:, :, index].set(token_log_probs),
         lengths=lengths,

@@ -19,6 +19,7 @@ from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data.tokenizer import Tokenizer
 from t2t_jax.decoding.beam_search import Hypotheses, beam_search
 from t2t_jax.errors import InputError
+from t2t_jax.files import read_text
 from t2t_jax.model.transformer import Transformer, TransformerConfig, reorder_cache
 from t2t_jax.run_folder import RunFolder
 
@@ -238,3 +239,13 @@ def _check_options(beam_size: int, alpha: float, n_best: int, max_extra_length: 
         raise InputError(f"alpha must be at least 0; got {alpha}")
     if max_extra_length < 0:
         raise InputError(f"max_extra_length must be at least 0; got {max_extra_length}")
+
+
+def score_files(translator: Translator, source: str, target: str) -> list[Score]:
+    """The score of each line of a file as the translation of the same line of another."""
+    sides = [read_text(field, path) for field, path in (("source", source), ("target", target))]
+    if len(sides[0]) != len(sides[1]):
+        raise InputError(
+            f"{source} has {len(sides[0])} lines, {target} has {len(sides[1])}; they must pair line by line"
+        )
+    return translator.score(list(zip(*sides, strict=True)))

@@ -3,11 +3,15 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from t2t_jax.decoding.translator import Translator
+from t2t_jax.data.token_store import open_store
+from t2t_jax.decoding.translator import Translator, load
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.bleu import corpus_scores
+from t2t_jax.files import read_json, read_text, write_json
+from t2t_jax.run_folder import RunFolder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,3 +52,33 @@ def evaluate(
         "alpha": alpha,
     }
     return Evaluation(scores, translations)
+
+
+def evaluate_run(
+    workdir: str,
+    *,
+    step: int | None,
+    source: str | None,
+    reference: str | None,
+    output: str | None,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """Scores a run on its test set, or on two text files, and writes them to result.json or to `output`.
+
+    `options` are those of `Translator.translate`; the run's own where they are None.
+    """
+    run = RunFolder.open(workdir)
+    if (source is None) != (reference is None):
+        raise InputError("--source and --reference go together; give both, or neither for the run's own test set")
+    if source is None:
+        sides, entry = open_store(run.config["data"]).held_out("test"), "test"
+    else:
+        sides, entry = (read_text("source", source), read_text("reference", reference)), f"{source} {reference}"
+    translator = load(workdir, step)
+    options = run.config["decode"] | {name: value for name, value in options.items() if value is not None}
+    scores = evaluate(translator, *sides, **options).scores
+    if output:
+        write_json(Path(output), scores)
+    else:
+        write_json(run.result, (read_json(run.result) if run.result.exists() else {}) | {entry: scores})
+    return scores

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 # Scores are float32; finite, so that a row with nothing to attend to stays finite after the softmax.
@@ -58,7 +59,7 @@ class MultiHeadAttention(nn.Module):
     bias: bool
     query_gain: float
     key_value_gain: float
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     def setup(self):
         def projection(name, width, gain):

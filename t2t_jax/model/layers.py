@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.model.attention import glorot_uniform
@@ -15,7 +16,7 @@ class FeedForward(nn.Module):
     """max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2, §3.3)."""
 
     d_ff: int
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
@@ -29,7 +30,7 @@ class Embedding(nn.Module):
 
     vocab_size: int
     d_model: int
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     def setup(self):
         init = nn.initializers.normal(self.d_model**-0.5)

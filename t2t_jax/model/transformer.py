@@ -7,6 +7,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.errors import InputError, choice
@@ -68,7 +69,7 @@ class Sublayer(nn.Module):
     """LayerNorm(x + Dropout(f(x))) (§3.1, §5.4), or x + Dropout(f(LayerNorm(x))) where `norm` is 'pre'."""
 
     config: TransformerConfig
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     @nn.compact
     def __call__(self, x, function, *, train: bool):
@@ -79,12 +80,12 @@ class Sublayer(nn.Module):
         return norm(x + dropout(function(x), train=train))
 
 
-def layer_norm(dtype: jnp.dtype, name: str | None = None) -> nn.LayerNorm:
+def layer_norm(dtype: DTypeLike, name: str | None = None) -> nn.LayerNorm:
     """Layer normalisation with the ε of the paper's code; statistics in float32."""
     return nn.LayerNorm(epsilon=1e-6, dtype=dtype, use_fast_variance=False, name=name)
 
 
-def attention(config: TransformerConfig, dtype: jnp.dtype, *, to_itself: bool) -> MultiHeadAttention:
+def attention(config: TransformerConfig, dtype: DTypeLike, *, to_itself: bool) -> MultiHeadAttention:
     """Attention over the same sequence, or from the decoder over the encoder's output."""
     # A fused d × 3d kernel has the Glorot limit √(6/4d), a fused d × 2d one √(6/3d): see MultiHeadAttention.
     query_gain, key_value_gain = (math.sqrt(1 / 2),) * 2 if to_itself else (1.0, math.sqrt(2 / 3))
@@ -104,7 +105,7 @@ class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network (§3.1)."""
 
     config: TransformerConfig
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     def setup(self):
         self.self_attention = attention(self.config, self.dtype, to_itself=True)
@@ -125,7 +126,7 @@ class DecoderLayer(nn.Module):
     """Self-attention to the left, attention over the encoder's output, feed-forward network (§3.1)."""
 
     config: TransformerConfig
-    dtype: jnp.dtype
+    dtype: DTypeLike
 
     def setup(self):
         self.self_attention = attention(self.config, self.dtype, to_itself=True)
@@ -193,7 +194,7 @@ class Transformer(nn.Module):
     """
 
     config: TransformerConfig
-    dtype: jnp.dtype = jnp.float32
+    dtype: DTypeLike = jnp.float32
 
     def setup(self):
         config = self.config

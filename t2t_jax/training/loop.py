@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,11 +19,11 @@ from ml_collections import ConfigDict
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints, average
 from t2t_jax.data.batching import Batches, empty_batch
-from t2t_jax.data.corpora import SPLITS, read_corpus
-from t2t_jax.data.token_store import StoreSettings, TokenStore, prepare
+from t2t_jax.data.token_store import TokenStore, open_store
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError, InterruptedRun, choice
 from t2t_jax.evaluation.evaluate import Evaluation, evaluate
+from t2t_jax.files import write_json
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from t2t_jax.run_folder import RunFolder, code_version
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
@@ -45,7 +44,13 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
     mesh = sharding.make_mesh()
     model = make_model(config, store)
     optimizer = make_optimizer(config)
-    batches = Batches(store, config.data.tokens_per_batch, config.data.num_buckets, config.train.seed)
+    batches = Batches(
+        store.source,
+        store.target,
+        tokens_per_batch=config.data.tokens_per_batch,
+        num_buckets=config.data.num_buckets,
+        seed=config.train.seed,
+    )
     checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
     state = restore_or_init(config, run, store, model, optimizer, checkpoints, mesh)
     step, train_steps = int(state.step), config.train.train_steps
@@ -94,15 +99,6 @@ def check(config: ConfigDict) -> None:
             f"got {config.checkpoint.keep}"
         )
     TransformerConfig(vocab_size=config.data.vocab_size, **config.model)
-
-
-def open_store(data: ConfigDict) -> TokenStore:
-    """The token store of `config.data`, prepared now if it is not there."""
-    directory = Path(data.directory).expanduser()
-    prefixes = {split: data[split] for split in SPLITS}
-    corpus = read_corpus(data.corpus, data.source_language, data.target_language, prefixes, directory)
-    settings = StoreSettings(**{field: data[field] for field in StoreSettings.__dataclass_fields__})
-    return prepare(corpus, settings, directory)
 
 
 def make_model(config: ConfigDict, store: TokenStore) -> Transformer:
@@ -269,7 +265,7 @@ def finish(
         "hardware": hardware(mesh),
         "jax": jax.__version__,
     }
-    run.write_result(result)
+    write_json(run.result, result)
     print_samples(sources, references, found, config.evaluate.samples)
     run.close()
     return result

@@ -1,8 +1,7 @@
 """§5: one training step, a pure function of (state, batch)."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import flax
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,8 +14,7 @@ Batch = dict[str, Int[Array, "B _"]]
 Metrics = dict[str, Float[Array, ""]]
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(NamedTuple):
     """Everything that changes from step to step; `step` counts the updates made."""
 
     step: Int[Array, ""]

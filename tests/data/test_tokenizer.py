@@ -1,0 +1,59 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2t_jax.data.corpora import one_line
+from t2t_jax.data.tokenizer import EOS, Tokenizer, train_vocabulary
+from t2t_jax.errors import InputError
+from tests.data import toy_corpus
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocabulary") / "vocab.model"
+    text = [side for pair in toy_corpus.pairs(300, 0) for side in pair]
+    path.write_bytes(train_vocabulary(text, 340))
+    return Tokenizer(path)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁\0")))
+@settings(max_examples=300, deadline=None)
+def test_text_to_ids_to_text_is_the_identity_up_to_white_space(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == one_line(text)
+    assert ids[-1] == EOS and EOS not in ids[:-1] and 0 not in ids and 2 not in ids
+
+
+def test_the_vocabulary_has_exactly_the_pieces_asked_for_with_padding_0_and_eos_1(tokenizer):
+    assert len(tokenizer) == 340
+    assert tokenizer.tokens([0, 1]) == ["<pad>", "</s>"]
+
+
+def test_many_equals_one_by_one(tokenizer):
+    texts = [pair[0] for pair in toy_corpus.pairs(50, 9)] + [""]
+    assert tokenizer.encode_many(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_decoding_stops_at_eos_and_skips_padding(tokenizer):
+    ids = tokenizer.encode("one two")
+    assert tokenizer.decode([0, *ids, *tokenizer.encode("three"), 0]) == "one two"
+    assert tokenizer.tokens([*ids, 0, 0])[-1] == "</s>"
+
+
+def test_a_word_of_the_corpus_is_one_piece(tokenizer):
+    assert tokenizer.tokens(tokenizer.encode("seven eight")) == ["▁seven", "▁eight", "</s>"]
+
+
+def test_impossible_vocabulary_sizes_are_refused():
+    with pytest.raises(InputError, match="data.vocab_size=100000"):
+        train_vocabulary(["one two three"], 100_000)
+    with pytest.raises(InputError, match="data.vocab_size=10"):
+        train_vocabulary(["one two three"], 10)
+
+
+def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
+    (tmp_path / "vocab.model").write_text("not a model")
+    with pytest.raises(InputError, match="is not a SentencePiece model"):
+        Tokenizer(tmp_path / "vocab.model")
+    with pytest.raises(InputError, match="no vocabulary"):
+        Tokenizer(tmp_path / "other.model")

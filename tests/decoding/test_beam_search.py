@@ -1,0 +1,191 @@
+"""Search over toy worlds whose answers can be found by hand or by trying everything."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2t_jax.decoding.beam_search import beam_search, length_penalty
+
+EOS = 1
+
+
+@functools.partial(jax.jit, static_argnames=("beam_size", "alpha", "n_best", "max_steps"))
+def search_chains(log_probs, limits, **options):
+    def step(tokens, cache):
+        return jnp.take_along_axis(log_probs, tokens[..., None], axis=1), cache
+
+    return beam_search(step, (), limits, **options)
+
+
+def search(log_probs, limits, **options):
+    """Searches a Markov chain for each sentence, `log_probs[b, last token, next token]`; 0 starts."""
+    options = {"beam_size": 2, "alpha": 0.6, "n_best": 1, "max_steps": int(max(limits))} | options
+    found = search_chains(jnp.asarray(log_probs, jnp.float32), jnp.asarray(limits), **options)
+    return jax.tree.map(np.asarray, found)
+
+
+def listed(found, sentence=0):
+    """[(tokens, score), …] of one sentence's hypotheses."""
+    rows = [w for w in range(found.scores.shape[1]) if np.isfinite(found.scores[sentence, w])]
+    ids = lambda w: tuple(found.tokens[sentence, w, : found.lengths[sentence, w]].tolist())
+    return [(ids(w), float(found.scores[sentence, w])) for w in rows]
+
+
+def random_chains(seed, count=1, vocab=4, sharpness=2.0):
+    logits = sharpness * np.random.default_rng(seed).normal(size=(count, vocab, vocab))
+    return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+
+
+def exhaustive(log_probs, limit, alpha):
+    """Every finished sequence of at most `limit` tokens with its score, best first."""
+    vocab = log_probs.shape[-1]
+    others = [token for token in range(vocab) if token != EOS]
+    found = []
+    for length in range(1, limit + 1):
+        for body in itertools.product(others, repeat=length - 1):
+            tokens = (*body, EOS)
+            total = sum(log_probs[a, b] for a, b in zip((0, *tokens), tokens, strict=False))
+            found.append((tokens, total / ((5 + length) / 6) ** alpha))
+    return sorted(found, key=lambda item: -item[1])
+
+
+def test_a_chain_whose_best_path_greedy_search_misses():
+    """
+    start ─ .6 → a ─ .4 → end        a, end = .24; a's other ways lead on and on
+          └ .4 → b ─ .9 → end        b, end = .36: the best, though b is less likely at first
+    """
+    pad, end, a, b = range(4)
+    p = np.full((4, 4), 1e-9)
+    p[0, a], p[0, b] = 0.6, 0.4
+    p[a, end], p[a, a], p[a, b] = 0.4, 0.3, 0.3
+    p[b, end], p[b, b] = 0.9, 0.1
+    log_probs = np.log(p)[None]
+    assert listed(search(log_probs, [6], beam_size=1, alpha=0.0))[0][0] == (a, end)
+    (tokens, score) = listed(search(log_probs, [6], beam_size=2, alpha=0.0))[0]
+    assert tokens == (b, end)
+    np.testing.assert_allclose(score, np.log(0.36), rtol=1e-5)
+
+
+def test_length_penalty_is_its_formula():
+    np.testing.assert_allclose(length_penalty(jnp.array([1, 7]), 0.6), [1.0, 2.0**0.6], rtol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_wide_beam_is_exhaustive_search(seed, alpha):
+    """With room for every prefix, the whole n-best list is the true one. EOS counts in |Y|."""
+    log_probs = random_chains(seed)
+    expected = exhaustive(log_probs[0], 4, alpha)
+    found = listed(search(log_probs, [4], beam_size=27, alpha=alpha, n_best=8))
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:8]]
+    np.testing.assert_allclose([s for _, s in found], [s for _, s in expected[:8]], rtol=1e-5)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.data())
+@settings(max_examples=60, deadline=None)
+def test_stopping_early_never_changes_the_n_best(seed, beam_size, alpha, data):
+    """`max_steps` beyond the limit is never used: the same search without the early stop is written out below."""
+    n_best = data.draw(st.integers(1, beam_size))
+    log_probs = random_chains(seed, count=3, vocab=5)
+    limits = np.array([3, 9, 6])
+    found = search(log_probs, limits, beam_size=beam_size, alpha=alpha, n_best=n_best, max_steps=9)
+    for sentence, limit in enumerate(limits):
+        expected = search_to_the_limit(log_probs[sentence], limit, beam_size, alpha)[:n_best]
+        got = listed(found, sentence)
+        assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+        np.testing.assert_allclose([s for _, s in got], [s for _, s in expected], rtol=1e-4)
+
+
+def search_to_the_limit(log_probs, limit, beam_size, alpha):
+    """Beam search in plain Python, always to the limit, keeping every finished hypothesis."""
+    width = 2 * beam_size if beam_size > 1 else 1
+    alive, finished = [((), 0.0)], []
+    penalty = lambda tokens: ((5 + len(tokens)) / 6) ** alpha
+    for _ in range(limit):
+        grown = [
+            ((*tokens, token), total + log_probs[(0, *tokens)[-1], token])
+            for tokens, total in alive for token in range(log_probs.shape[-1])
+        ]  # fmt: skip
+        grown = sorted(grown, key=lambda item: -item[1])[:width]
+        finished += [(tokens, total / penalty(tokens)) for tokens, total in grown if tokens[-1] == EOS]
+        alive = [item for item in grown if item[0][-1] != EOS][:beam_size]
+    if not finished:
+        finished = [(tokens, total / penalty(tokens)) for tokens, total in alive]
+    return sorted(finished, key=lambda item: -item[1])
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_beam_1_is_greedy(seed):
+    log_probs = random_chains(seed, vocab=6)
+    found = search(log_probs, [12], beam_size=1)
+    tokens, last = [], 0
+    while last != EOS and len(tokens) < 12:
+        last = int(log_probs[0, last].argmax())
+        tokens.append(last)
+    assert listed(found)[0][0] == tuple(tokens)
+    assert found.finished[0, 0] == (last == EOS)
+
+
+def test_batch_of_sentences_equals_each_alone():
+    log_probs = random_chains(3, count=4, vocab=6)
+    limits = np.array([2, 11, 5, 8])
+    together = search(log_probs, limits, beam_size=3, n_best=3, max_steps=20)
+    for b in range(4):
+        alone = search(log_probs[b : b + 1], limits[b : b + 1], beam_size=3, n_best=3)
+        assert listed(together, b) == listed(alone)
+
+
+def test_n_best_is_sorted_distinct_and_starts_with_the_1_best():
+    lengths = []
+    for seed in range(10):
+        log_probs = random_chains(seed, vocab=6)
+        many = listed(search(log_probs, [8], beam_size=4, n_best=4))
+        scores = [score for _, score in many]
+        assert scores == sorted(scores, reverse=True)
+        assert len({tokens for tokens, _ in many}) == len(many)
+        lengths.append(len(many))
+        assert listed(search(log_probs, [8], beam_size=4, n_best=1)) == many[:1]
+    assert lengths.count(4) > 5
+
+
+def test_log_probs_are_the_sum_of_token_log_probs_and_scores_follow_from_them():
+    log_probs = random_chains(0, count=2, vocab=6)
+    found = search(log_probs, [8, 5], beam_size=4, n_best=4, alpha=0.6)
+    for b, w in zip(*np.nonzero(np.isfinite(found.scores)), strict=True):
+        length, tokens = found.lengths[b, w], found.tokens[b, w]
+        expected = [log_probs[b, last, token] for last, token in zip((0, *tokens), tokens[:length], strict=False)]
+        np.testing.assert_allclose(found.token_log_probs[b, w, :length], expected, rtol=1e-5)
+        np.testing.assert_allclose(found.log_probs[b, w], sum(expected), rtol=1e-5)
+        np.testing.assert_allclose(found.scores[b, w], sum(expected) / ((5 + length) / 6) ** 0.6, rtol=1e-5)
+        assert found.tokens[b, w, length - 1] == EOS and not found.tokens[b, w, length:].any()
+
+
+def test_nothing_finished_returns_the_alive_ones_whole_and_says_so():
+    p = np.full((8, 8), 1e-20)
+    p[:, EOS] = 1e-30  # never among the 2·W likeliest
+    p[:, 2], p[:, 3] = 0.7, 0.3
+    found = search(np.log(p)[None].repeat(2, 0), [3, 5], beam_size=2, n_best=2, alpha=0.6)
+    assert not found.finished.any()
+    assert listed(found, 0)[0][0] == (2, 2, 2) and sorted(listed(found, 0)[1][0]) == [2, 2, 3]
+    assert [tokens for tokens, _ in listed(found, 1)][0] == (2, 2, 2, 2, 2)
+    np.testing.assert_allclose(found.scores[0, 0], 3 * np.log(0.7) / (8 / 6) ** 0.6, rtol=1e-5)
+
+
+def test_the_last_token_within_the_limit_may_be_eos():
+    p = np.full((4, 4), 1e-9)
+    p[0, 2] = p[2, 3] = p[3, EOS] = 1.0
+    found = search(np.log(p)[None], [3], beam_size=2)
+    assert listed(found)[0][0] == (2, 3, EOS) and found.finished[0, 0]
+
+
+def test_rows_that_only_fill_the_batch_change_nothing():
+    """Their limit is 0."""
+    log_probs = random_chains(0, count=2)
+    assert listed(search(log_probs, [0, 4]), 1) == listed(search(log_probs[1:], [4]))

@@ -1,0 +1,75 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from t2t_jax.model import attention
+from t2t_jax.model.attention import MultiHeadAttention, causal_mask, padding_mask, scaled_dot_product_attention
+from tests.tiny import B, D, H, K, S, T, V
+
+
+def arrays(*shapes, seed=0):
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def test_equation_1_in_numpy():
+    query, key, value = arrays((B, T, H, K), (B, S, H, K), (B, S, H, V))
+    found = scaled_dot_product_attention(query, key, value, jnp.ones((1, 1, 1, S), bool))
+    for b in range(B):
+        for h in range(H):
+            scores = np.exp(np.asarray(query[b, :, h] @ key[b, :, h].T) / np.sqrt(K))
+            weights = scores / scores.sum(axis=-1, keepdims=True)
+            np.testing.assert_allclose(found[b, :, h], weights @ value[b, :, h], atol=1e-6)
+
+
+def test_masking_equals_deleting():
+    query, key, value = arrays((B, T, H, K), (B, S, H, K), (B, S, H, V))
+    mask = (jnp.arange(S) < 4)[None, None, None]
+    masked = scaled_dot_product_attention(query, key, value, mask)
+    deleted = scaled_dot_product_attention(query, key[:, :4], value[:, :4], mask[..., :4])
+    np.testing.assert_allclose(masked, deleted, atol=1e-6)
+
+
+def test_nothing_to_attend_to_is_finite_in_value_and_gradient():
+    query, key, value = arrays((B, T, H, K), (B, S, H, K), (B, S, H, V))
+    nothing = jnp.zeros((1, 1, 1, S), bool)
+    total = lambda q: scaled_dot_product_attention(q, key, value, nothing).sum()
+    assert np.isfinite(total(query)) and np.isfinite(jax.grad(total)(query)).all()
+
+
+def test_masks_by_hand():
+    np.testing.assert_array_equal(padding_mask(jnp.array([[5, 1, 0]]))[0, 0], [[True, True, False]])
+    np.testing.assert_array_equal(
+        causal_mask(3)[0, 0], [[True, False, False], [True, True, False], [True, True, True]]
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_agrees_with_flax(bias):
+    """The same weights in Flax's own layer give the same output (its d_v is its d_k)."""
+    (x, memory) = arrays((B, T, D), (B, S, D))
+    ours = MultiHeadAttention(H, K, K, D, bias, 1.0, 1.0, jnp.float32)
+    mask = jnp.ones((B, 1, T, S), bool).at[1, :, :, 4:].set(False)
+    params = ours.init(jax.random.key(0), x, memory, mask, lambda w: w)["params"]
+    params = jax.tree.map(lambda p: p + 0.1, params)  # no bias is zero
+    theirs = {name: {"kernel": params[f"{name}_kernel"]} for name in ("query", "key", "value")}
+    theirs["out"] = {"kernel": params["output_kernel"]}
+    if bias:
+        for name, part in theirs.items():
+            part["bias"] = params[f"{'output' if name == 'out' else name}_bias"]
+    flax = nn.MultiHeadDotProductAttention(num_heads=H, qkv_features=H * K, out_features=D, use_bias=bias)
+    expected = flax.apply({"params": theirs}, x, memory, mask=mask)
+    np.testing.assert_allclose(ours.apply({"params": params}, x, memory, mask, lambda w: w), expected, atol=1e-5)
+
+
+def test_glorot_fans_are_those_of_the_flattened_kernel():
+    """Limits √(6/(fan_in + fan_out)), and those of a fused q, k, v matrix with the gains of the model."""
+    init = attention.glorot_uniform(np.sqrt(1 / 2), 0, (1, 2))
+    kernel = init(jax.random.key(0), (64, 8, 8), jnp.float32)
+    limit = np.sqrt(6 / (64 + 3 * 64))  # fused: 64 in, 3 · 64 out
+    assert 0.98 * limit < np.abs(kernel).max() <= limit
+    output = attention.glorot_uniform(1.0, (0, 1), 2)(jax.random.key(0), (8, 8, 32), jnp.float32)
+    limit = np.sqrt(6 / (64 + 32))
+    assert 0.98 * limit < np.abs(output).max() <= limit

@@ -1,0 +1,80 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2t_jax.model.layers import Dropout, Embedding, FeedForward, keep_mask, sinusoidal_positions, t2t_positions
+from tests.tiny import VOCAB, B, D, F, T
+
+
+def test_positions_0_and_1_by_hand():
+    signal = sinusoidal_positions(jnp.arange(2), 4)
+    np.testing.assert_allclose(signal[0], [0, 1, 0, 1])
+    # Channels 2i, 2i+1 turn at 10000^(−2i/4): once per radian, then once per hundred.
+    np.testing.assert_allclose(signal[1], [np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01)], rtol=1e-5)
+
+
+def test_t2t_positions_end_at_the_slowest_wavelength_inclusive():
+    signal = t2t_positions(jnp.array([1]), 6)[0]
+    np.testing.assert_allclose(signal, [*np.sin([1, 1e-2, 1e-4]), *np.cos([1, 1e-2, 1e-4])], rtol=1e-5)
+
+
+def test_feed_forward_is_equation_2():
+    x = jax.random.normal(jax.random.key(1), (B, T, D))
+    layer = FeedForward(F, jnp.float32)
+    params = jax.tree.map(lambda p: p + 0.1, layer.init(jax.random.key(0), x)["params"])
+    hidden = np.maximum(0, x @ params["hidden"]["kernel"] + params["hidden"]["bias"][None, None])
+    expected = hidden @ params["output"]["kernel"] + params["output"]["bias"][None, None]
+    np.testing.assert_allclose(layer.apply({"params": params}, x), expected, atol=1e-5)
+
+
+def test_embedding_is_scaled_on_the_way_in_only_and_padding_is_zero():
+    layer = Embedding(VOCAB, D, jnp.float32)
+    variables = layer.init(jax.random.key(0), jnp.ones((1, 1), jnp.int32))
+    table = variables["params"]["table"]
+    vectors = layer.apply(variables, jnp.array([[3, 0]]))
+    np.testing.assert_allclose(vectors[0, 0], table[3] * np.sqrt(D), rtol=1e-6)
+    np.testing.assert_array_equal(vectors[0, 1], np.zeros(D))
+    logits = layer.apply(variables, vectors, method=Embedding.logits)
+    np.testing.assert_allclose(logits[0, 0], table @ vectors[0, 0], atol=1e-5)
+
+
+def test_embedding_starts_with_unit_variance_inputs():
+    layer = Embedding(1000, 64, jnp.float32)
+    table = layer.init(jax.random.key(0), jnp.ones((1, 1), jnp.int32))["params"]["table"]
+    np.testing.assert_allclose(np.std(table) * np.sqrt(64), 1, rtol=0.01)
+
+
+@given(st.integers(0, 2**31), st.sampled_from([0.1, 0.3, 0.5, 0.9]))
+@settings(max_examples=20, deadline=None)
+def test_keep_mask_keeps_the_right_share_without_neighbours_agreeing(seed, keep):
+    mask = np.asarray(keep_mask(jax.random.key(seed), keep, (300, 400)))
+    error = 5 * np.sqrt(keep * (1 - keep) / mask.size)  # five standard deviations
+    assert abs(mask.mean() - keep) < error
+    for shifted in (mask[:, 1:] & mask[:, :-1], mask[1:] & mask[:-1]):
+        assert abs(shifted.mean() - keep**2) < 2 * error
+    other = np.asarray(keep_mask(jax.random.key(seed + 1), keep, (300, 400)))
+    assert abs((mask & other).mean() - keep**2) < 2 * error
+
+
+def test_keep_mask_uses_every_word_of_the_key():
+    masks = [keep_mask(jax.random.wrap_key_data(jnp.array(words, jnp.uint32)), 0.5, (64,)) for words in
+             ([1, 2], [1, 3], [2, 2])]  # fmt: skip
+    assert (masks[0] != masks[1]).any() and (masks[0] != masks[2]).any()
+
+
+def test_dropout_scales_what_it_keeps_and_is_off_outside_training():
+    x = jnp.full((50, 60), 2.0)
+    layer = Dropout(0.25)
+    np.testing.assert_array_equal(layer.apply({}, x, train=False), x)
+    dropped = layer.apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    np.testing.assert_allclose(np.unique(dropped), [0, 2 / 0.75], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_dropout_gradient_is_its_mask(rate):
+    drop = lambda x: Dropout(rate).apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    x = jnp.ones((6, 7))
+    np.testing.assert_array_equal(jax.grad(lambda x: drop(x).sum())(x), drop(x))

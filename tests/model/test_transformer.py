@@ -1,0 +1,206 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2t_jax.errors import InputError
+from t2t_jax.model.transformer import Transformer, TransformerConfig, num_parameters, reorder_cache
+from tests import tiny
+from tests.tiny import VOCAB, B, S, T
+
+VARIANTS = [
+    {},
+    {"norm": "pre"},
+    {"attention_bias": True},
+    {"positions": "t2t"},
+    {"positions": "learned"},
+    {"share_embeddings": False},
+]
+
+
+def rollout(model, variables, inputs, steps, beams=1):
+    """Feeds `steps` greedy tokens through the cached decoder; returns tokens [B, steps] and their logits."""
+    cache = model.apply(variables, inputs, beams, steps, method=Transformer.init_cache)
+    last, tokens, logits = jnp.zeros((len(inputs), beams), jnp.int32), [], []
+    step = jax.jit(lambda last, cache: model.apply(variables, last, cache, method=Transformer.decode_step))
+    for _ in range(steps):
+        found, cache = step(last, cache)
+        last = found.argmax(axis=-1)
+        tokens.append(last[:, 0])
+        logits.append(found[:, 0])
+    return np.stack(tokens, axis=1), np.stack(logits, axis=1)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_cached_decoding_is_the_arg_max_rollout_of_the_full_forward_pass(changes):
+    """The same sequence by definition, beyond the table of learned positions too (9 rows, 12 steps)."""
+    model = tiny.model(**changes)
+    variables = tiny.sharp_variables(model)
+    inputs = tiny.sentences([S, 4], S)
+    cached, cached_logits = rollout(model, variables, inputs, 12)
+    forward = jax.jit(model.apply)
+    targets = jnp.zeros((B, 12), jnp.int32)
+    for t in range(12):
+        logits = forward(variables, inputs, targets)[:, t]
+        np.testing.assert_allclose(cached_logits[:, t], logits, rtol=1e-5, atol=5e-5)
+        targets = targets.at[:, t].set(logits.argmax(axis=-1))
+    np.testing.assert_array_equal(cached, targets)
+    assert len(np.unique(targets)) > 2, "the roll-out says nothing if it repeats one token"
+
+
+def test_reordered_cache_continues_the_chosen_hypotheses():
+    model = tiny.model()
+    variables = tiny.sharp_variables(model)
+    inputs = tiny.sentences([S, 4], S)
+    step = lambda last, cache: model.apply(variables, jnp.asarray(last), cache, method=Transformer.decode_step)
+    cache = model.apply(variables, inputs, 3, 3, method=Transformer.init_cache)
+    first = np.array([[2, 3, 4], [5, 6, 7]])
+    _, cache = step(jnp.zeros((B, 3), jnp.int32), cache)
+    _, cache = step(first, cache)
+    parents = np.array([[2, 2, 0], [1, 0, 1]])
+    logits, _ = step(np.full((B, 3), 9), reorder_cache(cache, jnp.asarray(parents)))
+    for w in range(3):
+        prefix = jnp.stack([np.take_along_axis(first, parents, 1)[:, w], jnp.array([9, 9]), jnp.array([0, 0])], axis=1)
+        expected = model.apply(variables, inputs, prefix)[:, 2]
+        np.testing.assert_allclose(logits[:, w], expected, rtol=1e-5, atol=5e-5)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_gradient_after_a_position_is_exactly_zero_and_not_before_it(changes):
+    """Position t of the logits has seen targets[:, :t] only."""
+    model = tiny.model(**changes)
+    variables = tiny.variables(model)
+    table = "embedding" if model.config.share_embeddings else "target_embedding"
+
+    def logits(vectors):
+        """Logits where target t has a vector of its own: row t + 2 of the table."""
+        rows = variables["params"][table]["table"].at[2 : 2 + T].set(vectors)
+        params = variables["params"] | {table: {"table": rows}}
+        targets = jnp.arange(2, 2 + T)[None]
+        return model.apply({"params": params}, jnp.full((1, 3), 9), targets)[0, :, :2]  # rows 0 and 1 did not move
+
+    jacobian = jax.jacobian(logits)(jnp.ones((T, tiny.D)))  # [T, 2, T, D]
+    reach = np.abs(jacobian).sum(axis=(1, 3))  # how much logits at t depend on target u
+    np.testing.assert_array_equal(reach[np.triu_indices(T)], 0)
+    assert (reach[np.tril_indices(T, -1)] > 0).all()
+
+
+def test_a_sentence_alone_equals_the_same_sentence_padded_in_a_batch():
+    model = tiny.model()
+    variables = tiny.variables(model)
+    inputs, targets = tiny.sentences([3, S], S), tiny.sentences([2, T], T)
+    together = model.apply(variables, inputs, targets)
+    alone = model.apply(variables, inputs[:1, :3], targets[:1, :2])
+    np.testing.assert_allclose(together[:1, :2], alone, atol=1e-5)
+
+
+def test_jit_equals_no_jit():
+    model = tiny.model()
+    variables = tiny.variables(model)
+    arguments = (variables, tiny.sentences([S, 3], S), tiny.sentences([T, 2], T))
+    with jax.disable_jit():
+        eager = model.apply(*arguments)
+    np.testing.assert_allclose(jax.jit(model.apply)(*arguments), eager, atol=1e-5)
+
+
+def test_post_norm_output_is_normalised_and_pre_norm_differs():
+    inputs = tiny.sentences([S, S], S)
+    encoded = {}
+    for norm in ("post", "pre"):
+        model = tiny.model(norm=norm)
+        encoded[norm] = model.apply(tiny.variables(model), inputs, method=Transformer.encode)
+        np.testing.assert_allclose(encoded[norm].mean(axis=-1), 0, atol=1e-5)
+        np.testing.assert_allclose(encoded[norm].std(axis=-1), 1, atol=1e-3)
+    assert not np.allclose(encoded["post"], encoded["pre"], atol=0.1)
+
+
+def test_dropout_needs_a_key_and_changes_the_output():
+    model = tiny.model()
+    variables = tiny.variables(model)
+    inputs, targets = tiny.sentences([S], S), tiny.sentences([T], T)
+    with pytest.raises(Exception, match="dropout"):
+        model.apply(variables, inputs, targets, train=True)
+    outputs = [
+        model.apply(variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1)
+    ]
+    np.testing.assert_array_equal(outputs[0], outputs[1])
+    assert not np.allclose(outputs[0], outputs[2])
+
+
+def test_attention_dropout_is_its_own_option():
+    model = tiny.model(dropout=0.0, attention_dropout=0.5)
+    variables = tiny.variables(model)
+    inputs, targets = tiny.sentences([S], S), tiny.sentences([T], T)
+    train = model.apply(variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(0)})
+    assert not np.allclose(train, model.apply(variables, inputs, targets))
+    quiet = tiny.model(dropout=0.0)
+    train = quiet.apply(variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(0)})
+    np.testing.assert_array_equal(train, quiet.apply(variables, inputs, targets))
+
+
+def test_bfloat16_computes_near_float32_and_keeps_float32_parameters_and_logits():
+    inputs, targets = tiny.sentences([S, 3], S), tiny.sentences([T, 2], T)
+    exact, rounded = tiny.model(), Transformer(tiny.CONFIG, jnp.bfloat16)
+    variables = tiny.variables(rounded)
+    assert {x.dtype for x in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
+    logits = rounded.apply(variables, inputs, targets)
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, exact.apply(variables, inputs, targets), atol=0.2)
+
+
+# Recipe §3: vocabulary 40960 with attention biases; the paper prints 65, 58, 60, 36, 50, 80, 28, 168, 53, 90.
+PARAMETERS = {
+    "base": ({}, 65_110_016),
+    "A1": ({"num_heads": 1, "d_k": 512, "d_v": 512}, 65_110_016),
+    "A2": ({"num_heads": 4, "d_k": 128, "d_v": 128}, 65_110_016),
+    "A3": ({"num_heads": 16, "d_k": 32, "d_v": 32}, 65_110_016),
+    "A4": ({"num_heads": 32, "d_k": 16, "d_v": 16}, 65_110_016),
+    "B1": ({"d_k": 16}, 58_018_304),
+    "B2": ({"d_k": 32}, 60_382_208),
+    "C1": ({"num_layers": 2}, 35_684_352),
+    "C2": ({"num_layers": 4}, 50_397_184),
+    "C3": ({"num_layers": 8}, 79_822_848),
+    "C4": ({"d_model": 256, "d_k": 32, "d_v": 32}, 27_848_704),
+    "C5": ({"d_model": 1024, "d_k": 128, "d_v": 128}, 167_944_192),
+    "C6": ({"d_ff": 1024}, 52_514_816),
+    "C7": ({"d_ff": 4096}, 90_300_416),
+    "D": ({"dropout": 0.2}, 65_110_016),
+    "E": ({"positions": "learned"}, 65_372_160),
+    "big": ({"d_model": 1024, "d_ff": 4096, "num_heads": 16, "dropout": 0.3}, 218_300_416),
+}
+
+
+@pytest.mark.parametrize("row", PARAMETERS)
+def test_parameter_counts_of_table_3_to_the_last_digit(row):
+    changes, expected = PARAMETERS[row]
+    base = TransformerConfig(vocab_size=40960, attention_bias=True)
+    assert num_parameters(dataclasses.replace(base, **changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"), [({}, 63_045_632), ({"vocab_size": 32000}, 60_485_632), ({"d_k": 16}, 55_967_744)]
+)
+def test_parameter_counts_without_biases(changes, expected):
+    assert num_parameters(dataclasses.replace(TransformerConfig(vocab_size=37000), **changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("d_model", 15, "d_model must be even for sinusoidal positions; got 15"),
+        ("num_layers", 0, "num_layers must be at least 1; got 0"),
+        ("dropout", 1.0, "dropout must be at least 0 and below 1; got 1.0"),
+        ("positions", "sinusodial", "did you mean 'sinusoidal'"),
+        ("norm", "rms", "known: post, pre"),
+    ],
+)
+def test_impossible_shapes_are_refused_by_name(field, value, said):
+    with pytest.raises(InputError, match=said):
+        dataclasses.replace(tiny.CONFIG, **{field: value})
+
+
+def test_any_width_works_with_learned_positions():
+    model = Transformer(dataclasses.replace(tiny.CONFIG, positions="learned", d_model=15))
+    assert model.apply(tiny.variables(model), tiny.sentences([S], S), tiny.sentences([T], T)).shape == (1, T, VOCAB)

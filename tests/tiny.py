@@ -1,0 +1,39 @@
+"""A model and data small enough for tests; all sizes differ, so that a swapped axis fails."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t_jax.model.transformer import Transformer, TransformerConfig
+
+B, S, T, D, H, K, V, F, VOCAB = 2, 7, 5, 16, 4, 6, 3, 20, 11
+
+CONFIG = TransformerConfig(
+    vocab_size=VOCAB, num_layers=2, d_model=D, d_ff=F, num_heads=H, d_k=K, d_v=V, dropout=0.1, max_positions=9
+)
+
+
+def model(**changes) -> Transformer:
+    return Transformer(dataclasses.replace(CONFIG, **changes))
+
+
+def variables(model: Transformer, seed: int = 0):
+    ids = np.ones((1, 2), np.int32)
+    return jax.jit(model.init)(jax.random.key(seed), ids, ids)
+
+
+def sharp_variables(model: Transformer, seed: int = 0):
+    """Parameters three times as large: predictions far from uniform, so that the best differs from the rest."""
+    return jax.tree.map(lambda x: 3 * x, variables(model, seed))
+
+
+def sentences(lengths, width: int, seed: int = 0) -> jax.Array:
+    """Random ids with EOS last, padded with 0: row b has `lengths[b]` ids."""
+    rng = np.random.default_rng(seed)
+    ids = np.zeros((len(lengths), width), np.int32)
+    for row, length in enumerate(lengths):
+        ids[row, : length - 1] = rng.integers(2, VOCAB, length - 1)
+        ids[row, length - 1] = 1
+    return jnp.asarray(ids)
