@@ -23,14 +23,15 @@ def get_config():
     config.data.vocab_size = 6256
     config.data.max_length = 14
     config.data.heldout_max_length = 14
-    config.data.tokens_per_batch = 1536
-    config.data.num_buckets = 6
+    config.data.tokens_per_batch = 1024
+    config.data.num_buckets = 10
 
-    config.optimizer.warmup_steps = 800
-    config.train.train_steps = 2400
+    config.optimizer.warmup_steps = 500
+    config.train.train_steps = 2700
 
     config.checkpoint.interval_minutes = 0.0
-    config.checkpoint.interval_steps = 200
-    config.checkpoint.keep = 5
-    config.evaluate.interval_steps = 300
+    config.checkpoint.interval_steps = 100
+    config.checkpoint.keep = 10
+    config.checkpoint.average_last = 8
+    config.evaluate.interval_steps = 450
     return config

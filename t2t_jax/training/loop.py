@@ -52,12 +52,12 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
         seed=config.train.seed,
     )
     checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
-    state = restore_or_init(config, run, store, model, optimizer, checkpoints, mesh)
+    state, saved = restore_or_init(config, run, store, model, optimizer, checkpoints, mesh)
     step, train_steps = int(state.step), config.train.train_steps
     if step < train_steps:
         take_step = compile_step(config, model, optimizer, batches, state, mesh)
 
-    progress = Progress(run, step, train_steps, config.train.log_interval)
+    progress = Progress(run, step, train_steps, config.train.log_interval, saved)
     save_due = every(config.checkpoint.interval_steps, config.checkpoint.interval_minutes)
     evaluate_due = every(config.evaluate.interval_steps)
     with stop_signal() as stopped, contextlib.closing(progress):
@@ -71,11 +71,11 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
                 progress.resume()
             if save_due(step) or step == train_steps or stopped():
                 progress.pause()
-                checkpoints.save(step, state.params, state.optimizer, lineage(config, store))
+                metadata = lineage(config, store) | {"progress": progress.totals()}
+                checkpoints.save(step, state.params, state.optimizer, metadata)
                 progress.resume()
             if stopped() and step < train_steps:
                 raise InterruptedRun(f"stopped by a signal after step {step}, saved; the same command resumes")
-        progress.pause()
     return finish(config, run, store, model, checkpoints, progress, mesh)
 
 
@@ -134,8 +134,8 @@ def restore_or_init(
     optimizer: optax.GradientTransformation,
     checkpoints: Checkpoints,
     mesh: Mesh,
-) -> TrainState:
-    """The state of the last checkpoint, or a new one, on every device."""
+) -> tuple[TrainState, dict[str, Any]]:
+    """The state of the last checkpoint, or a new one, on every device; and the progress logged with it."""
     key = jax.random.key(config.train.seed)
     init = functools.partial(init_state, model, optimizer)
     shapes = jax.tree.map(
@@ -145,13 +145,13 @@ def restore_or_init(
     if found is None:
         if Checkpoints(run.averaged).steps():
             raise InputError(f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it")
-        return jax.jit(init, out_shardings=sharding.replicated(mesh))(key)
+        return jax.jit(init, out_shardings=sharding.replicated(mesh))(key), {}
     for name, value in lineage(config, store).items():
         if found.metadata[name] != value:
             raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")
     say(f"resuming from step {found.step:,}")
     step = jax.device_put(jnp.asarray(found.step, jnp.int32), sharding.replicated(mesh))
-    return TrainState(step, found.params, found.optimizer)
+    return TrainState(step, found.params, found.optimizer), found.metadata["progress"]
 
 
 def compile_step(
@@ -259,7 +259,7 @@ def finish(
         "parameters": sum(x.size for x in jax.tree.leaves(averaged.params)),
         "seed": config.train.seed,
         "training_seconds": round(progress.seconds, 1),
-        "target_tokens_per_second": round(progress.real_tokens / progress.seconds, 1) if progress.real_tokens else None,
+        "target_tokens_per_second": round(progress.tokens / progress.seconds, 1),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "code": code_version(),
         "hardware": hardware(mesh),

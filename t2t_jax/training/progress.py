@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from t2t_jax.errors import DamagedError
@@ -23,7 +22,8 @@ class Progress:
     Stops the run when a loss is not finite.
     """
 
-    def __init__(self, run: RunFolder, step: int, train_steps: int, log_interval: int):
+    def __init__(self, run: RunFolder, step: int, train_steps: int, log_interval: int, saved: dict[str, Any]):
+        """`saved` is what `totals` said at `step`, nothing at step 0."""
         self._run, self._log_interval = run, log_interval
         run.start_metrics(step)
         # A person watches a terminal; a log file gets a line now and then.
@@ -33,9 +33,13 @@ class Progress:
             dynamic_ncols=True, smoothing=0.05,
         )  # fmt: skip
         self._pending = collections.deque()
-        self._sums = collections.Counter()
-        self.real_tokens, self.seconds = 0.0, 0.0
+        self._since_log = collections.Counter(saved.get("since_log"))
+        self.tokens, self.seconds = saved.get("tokens", 0.0), saved.get("seconds", 0.0)
         self._resumed = time.monotonic()
+
+    def totals(self) -> dict[str, Any]:
+        """What a resumed run needs to log what an unbroken one would have logged."""
+        return {"since_log": dict(self._since_log), "tokens": self.tokens, "seconds": self.seconds}
 
     def add(self, step: int, metrics: Metrics, positions: int) -> None:
         """One more step; `positions` is the number of target positions of its batch, padding included."""
@@ -61,8 +65,9 @@ class Progress:
                 "intact. Lower optimizer.learning_rate_factor or raise optimizer.warmup_steps"
             )
         tokens = values.pop("target_tokens")
-        self._sums.update(steps=1, tokens=tokens, positions=positions, gradient_norm=values["gradient_norm"])
-        self._sums.update({name: values[name] * tokens for name in ("loss", "nll")})
+        self.tokens += tokens
+        self._since_log.update(steps=1, tokens=tokens, positions=positions, gradient_norm=values["gradient_norm"])
+        self._since_log.update({name: values[name] * tokens for name in ("loss", "nll")})
 
     def pause(self) -> None:
         """Stops the clock: what follows is not training."""
@@ -76,8 +81,7 @@ class Progress:
     def _log(self, step: int) -> None:
         self.pause()
         self.resume()
-        sums, seconds = self._sums, self.seconds - self._sums["seconds_before"]
-        self.real_tokens += sums["tokens"]
+        sums, seconds = self._since_log, self.seconds - self._since_log["seconds_before"]
         record = {
             "loss": sums["loss"] / sums["tokens"],
             "nll": sums["nll"] / sums["tokens"],
@@ -90,7 +94,7 @@ class Progress:
             f"loss {record['loss']:.3f}, {record['target_tokens_per_second']:,.0f} target tokens/s, "
             f"padding {record['padding']:.1%}"
         )
-        self._sums = collections.Counter(seconds_before=self.seconds)
+        self._since_log = collections.Counter(seconds_before=self.seconds)
 
     def report(self, step: int, text: str, metrics: dict[str, Any]) -> None:
         """Logs an evaluation and prints it above the bar."""

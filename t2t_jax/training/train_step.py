@@ -67,9 +67,9 @@ def train_step(
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
     new_state = TrainState(state.step + 1, optax.apply_updates(state.params, updates), optimizer_state)
     metrics = {"loss": loss / tokens, "nll": nll / tokens, "target_tokens": tokens}
-    return new_state, metrics | {"gradient_norm": optax.global_norm(gradients)}
+    return new_state, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
 
-def _interleaved_parts(batch: Batch, parts: int) -> Batch:
+def _interleaved_parts(batch: Batch, parts: int) -> dict[str, Int[Array, "parts rows _"]]:
     """[rows, length] → [parts, rows / parts, length]; every part has rows of every device's share."""
     return jax.tree.map(lambda x: x.reshape(-1, parts, x.shape[-1]).swapaxes(0, 1), batch)

@@ -1,0 +1,79 @@
+"""The drawing in the README stays true: a file imports only from lower levels or from its own room."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+LEVELS = {
+    "t2t_jax.errors": -1,
+    "t2t_jax.files": 0,
+    "t2t_jax": 0,
+    "t2t_jax.sharding": 1,
+    "t2t_jax.run_folder": 1,
+    "t2t_jax.checkpoints": 1,
+    "t2t_jax.model": 1,
+    "t2t_jax.data": 1,
+    "t2t_jax.decoding": 2,
+    "t2t_jax.evaluation": 3,
+    "t2t_jax.training": 4,
+    "configs": 5,
+    "main": 6,
+}
+NO_JAX = ("t2t_jax.errors", "t2t_jax.files", "t2t_jax.run_folder", "t2t_jax.data")
+JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
+
+FILES = sorted([*ROOT.glob("t2t_jax/**/*.py"), *ROOT.glob("configs/**/*.py"), ROOT / "main.py"])
+
+
+def module(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(name):
+    """The longest known prefix of a module's name."""
+    known = [room for room in LEVELS if name == room or name.startswith(room + ".")]
+    return max(known, key=len)
+
+
+def imports(path, top_only=False):
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_only else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module)
+def test_arrows_point_down(path):
+    name = module(path)
+    if name == "t2t_jax":
+        return  # `t2t_jax.load` is the one name it lends from above
+    for imported in imports(path):
+        if imported.split(".")[0] in ("t2t_jax", "configs", "main", "experiments", "tests"):
+            below, here = room(imported), room(name)
+            assert below == here or LEVELS[below] < LEVELS[here], f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(module(p)) in NO_JAX], ids=module)
+def test_host_code_knows_no_jax(path):
+    assert JAX.isdisjoint(name.split(".")[0] for name in imports(path))
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room(module(p)) == "configs"], ids=module)
+def test_configs_import_ml_collections_and_other_configs_only(path):
+    assert {name.split(".")[0] for name in imports(path)} <= {"ml_collections", "configs"}
+
+
+def test_importing_the_package_is_light():
+    assert not list(imports(ROOT / "t2t_jax/__init__.py", top_only=True))
+
+
+def test_nothing_is_named_for_nothing():
+    assert not [p for p in FILES if p.stem in ("utils", "helpers", "common", "misc")]

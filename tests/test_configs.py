@@ -1,0 +1,72 @@
+import importlib
+from pathlib import Path
+
+import ml_collections
+import pytest
+
+from configs import base_ende, quickstart
+from t2t_jax.training.loop import check
+
+FILES = sorted(p.stem for p in (Path(__file__).parents[1] / "configs").glob("*.py") if p.stem != "__init__")
+
+
+def flat(config):
+    return {f"{section}.{name}": value for section, fields in config.items() for name, value in fields.items()}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_config_is_locked_has_the_fields_of_base_and_no_others_and_makes_sense(name):
+    config = importlib.import_module(f"configs.{name}").get_config()
+    assert isinstance(config, ml_collections.ConfigDict) and config.is_locked
+    base = flat(base_ende.get_config())
+    assert flat(config).keys() == base.keys()
+    assert {field: type(value) for field, value in flat(config).items()} == {f: type(v) for f, v in base.items()}
+    check(config)
+    module = importlib.import_module(f"configs.{name}")
+    assert f"python main.py --config=configs/{name}.py" in module.__doc__
+
+
+def test_a_misspelt_field_is_an_error():
+    config = base_ende.get_config()
+    with pytest.raises(AttributeError):
+        config.model.d_modle = 3
+    with pytest.raises(AttributeError):
+        config.trian = 3
+
+
+def test_base_is_the_paper():
+    """§3, §5 and §6.1; the last line of each comment in the file says where."""
+    config = base_ende.get_config()
+    paper = {
+        "model.num_layers": 6, "model.d_model": 512, "model.d_ff": 2048, "model.num_heads": 8, "model.d_k": 64,
+        "model.d_v": 64, "model.dropout": 0.1, "model.attention_dropout": 0.0, "model.positions": "sinusoidal",
+        "model.norm": "post", "model.share_embeddings": True, "data.vocab_size": 37000, "data.tokens_per_batch": 25000,
+        "optimizer.warmup_steps": 4000, "optimizer.beta1": 0.9, "optimizer.beta2": 0.98, "optimizer.epsilon": 1e-9,
+        "optimizer.learning_rate_factor": 1.0, "train.train_steps": 100_000, "train.label_smoothing": 0.1,
+        "checkpoint.interval_minutes": 10.0, "checkpoint.average_last": 5, "decode.beam_size": 4, "decode.alpha": 0.6,
+        "decode.max_extra_length": 50,
+    }  # fmt: skip
+    assert {field: flat(config)[field] for field in paper} == paper
+
+
+def test_quickstart_changes_only_values_of_size_data_and_schedule():
+    base, quick = flat(base_ende.get_config()), flat(quickstart.get_config())
+    changed = {field for field in base if base[field] != quick[field]}
+    paper = {"model.positions", "model.norm", "model.share_embeddings", "model.attention_bias", "train.label_smoothing",
+             "optimizer.beta1", "optimizer.beta2", "optimizer.epsilon", "decode.beam_size", "decode.alpha"}  # fmt: skip
+    assert changed.isdisjoint(paper)
+
+
+def test_checks_name_the_field_and_the_value():
+    for field, value, said in [
+        ("data.tokens_per_batch", 0, "data.tokens_per_batch must be at least 1; got 0"),
+        ("train.dtype", "bf16", "train.dtype: unknown value 'bf16'; did you mean 'bfloat16'"),
+        ("train.label_smoothing", 1.0, "train.label_smoothing must be at least 0 and below 1; got 1.0"),
+        ("checkpoint.average_last", 30, "checkpoint.average_last=30 needs checkpoint.keep"),
+        ("model.d_model", 511, "model.d_model must be even"),
+    ]:
+        config = base_ende.get_config()
+        section, name = field.split(".")
+        config[section][name] = value
+        with pytest.raises(ValueError, match=said):
+            check(config)

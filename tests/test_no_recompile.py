@@ -1,0 +1,18 @@
+"""One trace for each batch shape, all before step 1."""
+
+from t2t_jax.training import loop
+from tests.runs import tiny_config
+
+
+def test_train_step_is_traced_once_for_each_bucket(tmp_path, monkeypatch):
+    traced = []
+    original = loop.train_step
+
+    def counting(*arguments):
+        traced.append(arguments[-1]["inputs"].shape + arguments[-1]["targets"].shape)
+        return original(*arguments)
+
+    monkeypatch.setattr(loop, "train_step", counting)
+    config = tiny_config(tmp_path, data__num_buckets=3, train__train_steps=30, checkpoint__interval_steps=30)
+    loop.train(config, str(tmp_path / "run"))
+    assert len(traced) == len(set(traced)) == 3
