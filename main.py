@@ -12,6 +12,7 @@ import difflib
 import json
 import os
 import sys
+from typing import Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -21,100 +22,108 @@ from t2t_jax.errors import InputError, StopError
 # Each mode imports what it needs, so that a mistyped flag is answered at once.
 
 
-def train() -> None:
+def train(args: flags.FlagValues) -> None:
+    config, workdir = required(args, "config"), required(args, "workdir")
     from t2t_jax.training.loop import train
 
-    train(required("config"), required("workdir"))
+    train(config, workdir)
 
 
-def prepare() -> None:
+def prepare(args: flags.FlagValues) -> None:
+    config = required(args, "config")
     from t2t_jax.data.token_store import open_store
 
-    print(open_store(required("config").data).describe())
+    print(open_store(config.data).describe())
 
 
-def evaluate() -> None:
+def evaluate(args: flags.FlagValues) -> None:
+    workdir = required(args, "workdir")
     from t2t_jax.evaluation.evaluate import evaluate_run
 
-    files = {name: FLAGS[name].value for name in ("step", "source", "reference", "output")}
-    print(json.dumps(evaluate_run(required("workdir"), **files, options=decode_options()), indent=2))
+    files = {name: args[name].value for name in ("source", "reference", "output")}
+    print(json.dumps(evaluate_run(workdir, step=args.step, **files, **decode_options(args)), indent=2))
 
 
-def translate() -> None:
-    from t2t_jax.decoding.stream import translate_stream
-    from t2t_jax.decoding.translator import load
-    from t2t_jax.run_folder import RunFolder
+def translate(args: flags.FlagValues) -> None:
+    workdir = required(args, "workdir")
+    from t2t_jax.decoding.stream import translate_run
 
-    options = RunFolder.open(required("workdir")).config["decode"]
-    options |= {name: value for name, value in decode_options().items() if value is not None}
-    translator = load(FLAGS.workdir, FLAGS.step)
-    translate_stream(
-        translator, sys.stdin.buffer, sys.stdout, output_format=FLAGS.output_format, n_best=FLAGS.n_best, **options
+    streams = sys.stdin.buffer, sys.stdout
+    translate_run(
+        workdir, *streams, step=args.step, output_format=args.output_format, n_best=args.n_best, **decode_options(args)
     )
 
 
-def score() -> None:
+def score(args: flags.FlagValues) -> None:
+    workdir, source, target = (required(args, name) for name in ("workdir", "source", "target"))
     from t2t_jax.decoding.translator import load, score_files
 
-    for score in score_files(load(required("workdir"), FLAGS.step), required("source"), required("target")):
+    for score in score_files(load(workdir, args.step), source, target):
         print(json.dumps(dataclasses.asdict(score)))
 
 
-def average() -> None:
+def average(args: flags.FlagValues) -> None:
+    workdir = required(args, "workdir")
     from t2t_jax.checkpoints import average_run
     from t2t_jax.run_folder import RunFolder
 
-    run = RunFolder.open(required("workdir"))
-    done = average_run(run.checkpoints, run.averaged, last=FLAGS.last, steps=FLAGS.steps and [*map(int, FLAGS.steps)])
+    run = RunFolder.open(workdir)
+    done = average_run(run.checkpoints, run.averaged, last=args.last, steps=step_list(args.steps))
     print(f"{run.averaged}/{done.step}: average of {done.metadata['averaged_steps']}")
 
 
-MODES = {f.__name__: f for f in (train, prepare, evaluate, translate, score, average)}
-
-FLAGS = flags.FLAGS
-config_flags.DEFINE_config_file("config", None, "The experiment, a file in configs/; --config.SECTION.FIELD=VALUE changes it.")
-flags.DEFINE_enum("mode", "train", list(MODES), "What to do.")
-flags.DEFINE_string("workdir", None, "RUN, the folder of a run.")
-flags.DEFINE_integer("step", None, "The checkpoint; by default the averaged one if there is one, else the last.")
-flags.DEFINE_integer("beam_size", None, "Beam width; by default the run's.")
-flags.DEFINE_float("alpha", None, "Length penalty; by default the run's.")
-flags.DEFINE_integer("max_extra_length", None, "Subwords a translation may have beyond its source's; by default the run's.")
-flags.DEFINE_integer("n_best", 1, "Translations of each sentence.")
-flags.DEFINE_enum("output_format", "text", ["text", "jsonl"], "Of --mode=translate.")
-flags.DEFINE_string("source", None, "A text file, one sentence a line.")
-flags.DEFINE_string("target", None, "Its translations, to score.")
-flags.DEFINE_string("reference", None, "Its reference translations, to evaluate against.")
-flags.DEFINE_string("output", None, "Where --mode=evaluate writes its scores instead of result.json.")
-flags.DEFINE_integer("last", None, "Average this many of the newest checkpoints.")
-flags.DEFINE_list("steps", None, "Average the checkpoints at these steps: a,b,c.")
+MODES = {mode.__name__: mode for mode in (train, prepare, evaluate, translate, score, average)}
 
 
-def required(flag: str):
-    """The value of a flag that this mode cannot do without."""
-    if FLAGS[flag].value is None:
-        example = {"config": "configs/quickstart.py", "workdir": "runs/quickstart"}.get(flag, "FILE")
-        raise InputError(f"--mode={FLAGS.mode} needs --{flag}, for example --{flag}={example}")
-    return FLAGS[flag].value
+def define_flags() -> flags.FlagValues:
+    """All flags, not yet parsed."""
+    args = flags.FlagValues()
+    by_default = "by default the run's own"
+    config_flags.DEFINE_config_file(
+        "config", None, "An experiment of configs/; --config.SECTION.FIELD=VALUE changes it.", flag_values=args
+    )
+    define = {
+        flags.DEFINE_string: {
+            "workdir": (None, "RUN, the folder of a run."),
+            "source": (None, "A text file, one sentence a line."),
+            "target": (None, "Its translations, for --mode=score."),
+            "reference": (None, "Its reference translations, for --mode=evaluate."),
+            "output": (None, "Where --mode=evaluate writes its scores instead of RUN/result.json."),
+            "steps": (None, "Average the checkpoints at these steps: a,b,c."),
+        },
+        flags.DEFINE_integer: {
+            "step": (None, "The checkpoint; by default the averaged one if there is one, else the last."),
+            "last": (None, "Average this many of the newest checkpoints."),
+            "n_best": (1, "Translations of each sentence."),
+            "beam_size": (None, f"Beam width; {by_default}."),
+            "max_extra_length": (None, f"Subwords a translation may have beyond its source's; {by_default}."),
+        },
+        flags.DEFINE_float: {"alpha": (None, f"Length penalty; {by_default}.")},
+    }
+    for kind, described in define.items():
+        for name, (default, text) in described.items():
+            kind(name, default, text, flag_values=args)
+    flags.DEFINE_enum("mode", "train", list(MODES), "What to do.", flag_values=args)
+    flags.DEFINE_enum("output_format", "text", ["text", "jsonl"], "Of --mode=translate.", flag_values=args)
+    flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=args)
+    return args
 
 
-def decode_options() -> dict[str, float | None]:
-    """The options of decoding that were given; None where the run's own hold."""
-    return {name: FLAGS[name].value for name in ("beam_size", "alpha", "max_extra_length")}
-
-
-def parse(argv: list[str]) -> None:
-    """Parses the flags; whatever is wrong with them, or with the config file, is one line."""
+def parse(argv: list[str]) -> flags.FlagValues:
+    """The flags; whatever is wrong with them, or with the config file, is one line."""
     path = next((arg.partition("=")[2] for arg in argv if arg.startswith("--config=")), None)
     if path is not None and not os.path.isfile(path):
         raise InputError(f"--config={path}: no such file; the experiments are in configs/")
+    args = define_flags()
     try:
-        extra = FLAGS(argv)[1:]
+        extra = args(argv)[1:]
     except (flags.Error, AttributeError, KeyError) as error:
         raise InputError(unknown_field(argv) or one_line(error)) from error
-    except Exception as error:
+    except Exception as error:  # a config is a program: anything may go wrong in it
         raise InputError(f"--config={path}: {type(error).__name__}: {one_line(error)}") from error
     if extra:
         raise InputError(f"unexpected argument {extra[0]!r}; options start with --")
+    return args
 
 
 def one_line(error: Exception) -> str:
@@ -137,10 +146,33 @@ def unknown_field(argv: list[str]) -> str | None:
     return f"{unknown[0]}: no such field; {hint}configs/base_ende.py defines every field"
 
 
+def required(args: flags.FlagValues, name: str) -> Any:
+    """The value of a flag that this mode cannot do without."""
+    if args[name].value is None:
+        example = {"config": "configs/quickstart.py", "workdir": "runs/quickstart"}.get(name, "FILE")
+        raise InputError(f"--mode={args.mode} needs --{name}, for example --{name}={example}")
+    return args[name].value
+
+
+def decode_options(args: flags.FlagValues) -> dict[str, Any]:
+    """The options of decoding; None where the run's own hold."""
+    return {name: args[name].value for name in ("beam_size", "alpha", "max_extra_length")}
+
+
+def step_list(steps: str | None) -> list[int] | None:
+    try:
+        return steps and [int(step) for step in steps.split(",")]
+    except ValueError:
+        raise InputError(f"--steps={steps}: must be whole numbers with commas between, as in 1000,2000") from None
+
+
 def main(argv: list[str]) -> int:
     try:
-        parse(argv)
-        MODES[FLAGS.mode]()
+        args = parse(argv)
+        if args.help:
+            print(__doc__, args.get_help(), sep="\n")
+        else:
+            MODES[args.mode](args)
     except StopError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

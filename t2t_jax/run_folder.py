@@ -107,7 +107,9 @@ def code_version() -> str:
     """The commit of this code where it is a checkout, '+' appended if it was changed; else the release."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        done = subprocess.run([*git, "describe", "--always", "--abbrev=40", "--dirty=+"], capture_output=True, text=True)
+        done = subprocess.run(
+            [*git, "describe", "--always", "--abbrev=40", "--dirty=+"], capture_output=True, text=True
+        )
     except OSError:
         return __version__
     return done.stdout.strip() or __version__

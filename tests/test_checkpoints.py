@@ -84,14 +84,14 @@ def test_all_damaged_is_an_error_never_a_silent_new_start(checkpoints):
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"layer": {"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(4)}}, r"layer/kernel is float32\[3, 4\] there, float32\[3, 5\]"),
-        ({"layer": {"kernel": jnp.zeros((3, 4), jnp.bfloat16), "bias": jnp.zeros(4)}}, r"kernel is float32\[3, 4\] there, bfloat16"),
-        ({"layer": {"kernel": jnp.zeros((3, 4))}}, r"layer/bias is float32\[4\] there, None here"),
+        ({"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(4)}, r"layer/kernel is float32\[3, 4\] there, float32"),
+        ({"kernel": jnp.zeros((3, 4), jnp.bfloat16), "bias": jnp.zeros(4)}, r"layer/kernel is .* there, bfloat16"),
+        ({"kernel": jnp.zeros((3, 4))}, r"layer/bias is float32\[4\] there, None here"),
     ],
 )  # fmt: skip
 def test_other_shapes_dtypes_or_parameters_are_refused_by_name(checkpoints, other, said):
     with pytest.raises(InputError, match=said):
-        checkpoints.restore(40, jax.eval_shape(lambda: other))
+        checkpoints.restore(40, jax.eval_shape(lambda: {"layer": other}))
 
 
 def test_the_average_is_the_mean_in_float64(checkpoints, tmp_path):

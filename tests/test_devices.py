@@ -23,7 +23,9 @@ def train(config, store, devices, steps=4):
     losses = []
     for index in range(steps):
         batch = sharding.put_rows(batches[index], mesh, config.train.accumulate)
-        assert {shard.data.shape[0] for shard in batch["inputs"].addressable_shards} == {len(batch["inputs"]) // devices}
+        assert {shard.data.shape[0] for shard in batch["inputs"].addressable_shards} == {
+            len(batch["inputs"]) // devices
+        }
         state, metrics = step(state, batch)
         losses.append(float(metrics["loss"]))
     return losses, jax.tree.map(np.asarray, state.params)

@@ -57,7 +57,8 @@ from pathlib import Path
 from tests.runs import tiny_config
 
 def get_config():
-    return tiny_config(Path({directory!r}), train__train_steps=400, train__log_interval=10, checkpoint__interval_steps=20)
+    return tiny_config(Path({directory!r}), train__train_steps=400, train__log_interval=10,
+                       checkpoint__interval_steps=20)
 """
 
 
@@ -66,7 +67,9 @@ def start(directory, run):
     (directory / "config.py").write_text(CONFIG.format(directory=str(directory)))
     command = [sys.executable, "main.py", f"--config={directory}/config.py", f"--workdir={run}"]
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for_checkpoint(process, run, after=-1):

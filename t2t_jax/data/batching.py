@@ -105,9 +105,7 @@ class Batches:
     with empty rows to the shape of their bucket.
     """
 
-    def __init__(
-        self, sources: Sentences, targets: Sentences, *, tokens_per_batch: int, num_buckets: int, seed: int
-    ):
+    def __init__(self, sources: Sentences, targets: Sentences, *, tokens_per_batch: int, num_buckets: int, seed: int):
         self._sources, self._targets, self._seed = sources, targets, seed
         source, target = sources.lengths(), targets.lengths()
         counts = np.zeros((source.max() + 1, target.max() + 1), np.int64)

@@ -144,9 +144,7 @@ def _write(corpus: Corpus, settings: StoreSettings, directory: Path) -> None:
     vocabulary = directory / "vocab.model"
     sentences = (one_line(side) for pair in corpus.splits["train"]() for side in pair)
     vocabulary.write_bytes(
-        train_vocabulary(
-            sentences, settings.vocab_size, kind=settings.vocab_kind, byte_fallback=settings.byte_fallback
-        )
+        train_vocabulary(sentences, settings.vocab_size, kind=settings.vocab_kind, byte_fallback=settings.byte_fallback)
     )
     tokenizer = Tokenizer(vocabulary)
     dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")

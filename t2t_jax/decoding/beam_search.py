@@ -61,12 +61,14 @@ def beam_search(
 ) -> Hypotheses:
     """The `n_best` best finished hypotheses of each sentence, of at most `max_lengths` tokens with EOS.
 
-    Each step takes the 2·W likeliest continuations (W = 1, greedy search, the likeliest alone): the best W that do not end stay alive, those that end compete
-    for the `n_best` places by `scores`. A sentence stops when it reaches its limit, or when not even its likeliest
-    alive hypothesis, ending at the limit at no further cost, could beat the worst of `n_best` finished ones: log-
-    probabilities only fall and the penalty only grows, so stopping never changes the answer (`alpha` ≥ 0).
-    A sentence of which nothing finished returns its alive hypotheses, whole. The answer for a sentence does not
-    depend on the others in the batch. `max_steps` is the static bound of `max_lengths`.
+    Each step takes the 2·W likeliest continuations (the likeliest alone where W = 1: greedy search): the best W
+    that do not end stay alive, those that end compete for the `n_best` places by `scores`.
+
+    A sentence stops when it reaches its limit, or when not even its likeliest alive hypothesis, ending at the limit
+    at no further cost, could beat the worst of `n_best` finished ones: log-probabilities only fall and the penalty
+    only grows, so stopping never changes the answer (`alpha` ≥ 0). A sentence of which nothing finished returns its
+    alive hypotheses, whole. The answer for a sentence does not depend on the others in the batch. `max_steps` is
+    the static bound of `max_lengths`.
     """
     batch = max_lengths.shape[0]
     alive = _no_hypotheses(batch, beam_size, max_steps)
@@ -158,6 +160,4 @@ def _concatenate(first: Hypotheses, second: Hypotheses) -> Hypotheses:
 
 def _where(condition: Bool[Array, " B"], first: Hypotheses, second: Hypotheses) -> Hypotheses:
     """For each sentence, `first` where the condition holds, else `second`."""
-    return jax.tree.map(
-        lambda a, b: jnp.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b), first, second
-    )
+    return jax.tree.map(lambda a, b: jnp.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b), first, second)

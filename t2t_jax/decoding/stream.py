@@ -7,13 +7,24 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
 
-from t2t_jax.decoding.translator import Hypothesis, Translator
+from t2t_jax.decoding.translator import Hypothesis, Translator, check_options, load
 from t2t_jax.errors import choice
 from t2t_jax.files import read_lines
+from t2t_jax.run_folder import RunFolder
 
 _WINDOW = 4096  # lines read, sorted by length and translated together
 
 _END = object()
+
+
+def translate_run(
+    workdir: str, source: BinaryIO, output: TextIO, *, step: int | None, output_format: str, n_best: int, **options: Any
+) -> None:
+    """`translate_stream` with a run's translator, and its own options where `options` are None."""
+    own = RunFolder.open(workdir).config["decode"]
+    options = own | {name: value for name, value in options.items() if value is not None}
+    check_options(n_best=n_best, **options)
+    translate_stream(load(workdir, step), source, output, output_format=output_format, n_best=n_best, **options)
 
 
 def translate_stream(

@@ -78,7 +78,7 @@ class Translator:
 
         A translation has at most as many subwords as its source, both with EOS, plus `max_extra_length`.
         """
-        _check_options(beam_size, alpha, n_best, max_extra_length)
+        check_options(beam_size, alpha, n_best, max_extra_length)
         encoded = self._tokenizer.encode_many(sentences)
         for sentence, ids in zip(sentences, encoded, strict=True):
             if len(ids) > self._max_length:
@@ -230,7 +230,8 @@ def _pad(sentences: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarra
     return padded
 
 
-def _check_options(beam_size: int, alpha: float, n_best: int, max_extra_length: int) -> None:
+def check_options(beam_size: int, alpha: float, n_best: int, max_extra_length: int) -> None:
+    """Refuses options of `Translator.translate` that make no sense."""
     if beam_size < 1:
         raise InputError(f"beam_size must be at least 1; got {beam_size}")
     if not 1 <= n_best <= beam_size:

@@ -11,7 +11,9 @@ from t2t_jax.errors import InputError
 def corpus_scores(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
     """sacreBLEU (13a, cased, detokenised) and chrF of a whole test set, one reference a sentence."""
     if len(hypotheses) != len(references):
-        raise InputError(f"{len(hypotheses)} translations but {len(references)} references; they must pair line by line")
+        raise InputError(
+            f"{len(hypotheses)} translations but {len(references)} references; they must pair line by line"
+        )
     if not references:
         raise InputError("the test set is empty; BLEU needs at least one sentence")
     bleu, chrf = BLEU(), CHRF()

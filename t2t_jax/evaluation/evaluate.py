@@ -40,9 +40,7 @@ def evaluate(
     """Translates every source and scores the result against the references."""
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
-    found = translator.translate(
-        sources, beam_size=beam_size, alpha=alpha, max_extra_length=max_extra_length
-    )
+    found = translator.translate(sources, beam_size=beam_size, alpha=alpha, max_extra_length=max_extra_length)
     translations = [hypotheses[0].text for hypotheses in found]
     scores = {
         **corpus_scores(translations, references),
@@ -61,7 +59,7 @@ def evaluate_run(
     source: str | None,
     reference: str | None,
     output: str | None,
-    options: dict[str, Any],
+    **options: Any,
 ) -> dict[str, Any]:
     """Scores a run on its test set, or on two text files, and writes them to result.json or to `output`.
 

@@ -82,9 +82,7 @@ class MultiHeadAttention(nn.Module):
         y = jnp.einsum(equation, x, kernel.astype(self.dtype))
         return y if bias is None else y + bias.astype(self.dtype)[None, None]
 
-    def keys_values(
-        self, memory: Float[Array, "B S D"]
-    ) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
+    def keys_values(self, memory: Float[Array, "B S D"]) -> tuple[Float[Array, "B S H K"], Float[Array, "B S H V"]]:
         """What can be computed once per attended position: its key and its value in every head."""
         return self._apply("bsd,dhk->bshk", self.key, memory), self._apply("bsd,dhv->bshv", self.value, memory)
 

@@ -152,9 +152,7 @@ class DecoderLayer(nn.Module):
             )
 
         def attend_source(y):
-            return self.cross_attention(
-                y, encoded, mask, lambda w: self.cross_attention_dropout(w, train=train)
-            )
+            return self.cross_attention(y, encoded, mask, lambda w: self.cross_attention_dropout(w, train=train))
 
         y = self.after_self_attention(y, attend_left, train=train)
         y = self.after_cross_attention(y, attend_source, train=train)
@@ -168,7 +166,7 @@ class DecoderLayer(nn.Module):
             new_key, new_value = self.self_attention.keys_values(y)  # [B, W, H, K], [B, W, H, V]
             layer["key"] = layer["key"].at[:, :, index].set(new_key)
             layer["value"] = layer["value"].at[:, :, index].set(new_value)
-            flat = lambda x: x.reshape(batch * beams, -1, *x.shape[-2:])  # noqa: E731
+            flat = lambda x: x.reshape(batch * beams, -1, *x.shape[-2:])
             query = flat(self.self_attention.queries(y))  # [B·W, 1, H, K]
             seen = (jnp.arange(layer["key"].shape[2]) <= index)[None, None, None]
             heads = scaled_dot_product_attention(query, flat(layer["key"]), flat(layer["value"]), seen)
@@ -198,7 +196,7 @@ class Transformer(nn.Module):
 
     def setup(self):
         config = self.config
-        embedding = lambda: Embedding(config.vocab_size, config.d_model, self.dtype)  # noqa: E731
+        embedding = lambda: Embedding(config.vocab_size, config.d_model, self.dtype)
         if config.share_embeddings:
             self.embedding = embedding()
         else:
@@ -284,9 +282,7 @@ class Transformer(nn.Module):
             )
         return {"layers": layers, "mask": padding_mask(inputs), "index": jnp.zeros((), jnp.int32)}
 
-    def decode_step(
-        self, tokens: Int[Array, "B W"], cache: Cache
-    ) -> tuple[Float[Array, "B W vocab"], Cache]:
+    def decode_step(self, tokens: Int[Array, "B W"], cache: Cache) -> tuple[Float[Array, "B W vocab"], Cache]:
         """Logits of the next token of each hypothesis, whose last token is `tokens` (0 at the start)."""
         index = cache["index"]
         y = self._embed_target(tokens, index[None])

@@ -114,9 +114,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
     return adam(schedule, fields.beta1, fields.beta2, fields.epsilon)
 
 
-def make_translator(
-    config: ConfigDict, model: Transformer, params: Any, store: TokenStore, mesh: Mesh
-) -> Translator:
+def make_translator(config: ConfigDict, model: Transformer, params: Any, store: TokenStore, mesh: Mesh) -> Translator:
     """A translator with these parameters."""
     return Translator(model, params, store.tokenizer, max_length=config.data.max_length, mesh=mesh)
 
@@ -164,9 +162,7 @@ def compile_step(
 ) -> TrainStep:
     """`train_step` compiled for every batch shape, the largest first: what does not fit fails before step 1."""
     key = jax.random.fold_in(jax.random.key(config.train.seed), 1)  # 0 is the initial weights'
-    pure = functools.partial(
-        train_step, model, optimizer, config.train.label_smoothing, config.train.accumulate, key
-    )
+    pure = functools.partial(train_step, model, optimizer, config.train.label_smoothing, config.train.accumulate, key)
     jitted = jax.jit(pure, donate_argnums=0, out_shardings=sharding.replicated(mesh))
     started = time.monotonic()
     compiled = {}
@@ -218,9 +214,7 @@ def stop_signal() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def report_dev(
-    config: ConfigDict, progress: Progress, step: int, translator: Translator, store: TokenStore
-) -> None:
+def report_dev(config: ConfigDict, progress: Progress, step: int, translator: Translator, store: TokenStore) -> None:
     """Perplexity and BLEU on the dev set, to the screen and the log."""
     scores = evaluate(translator, *store.held_out("dev"), **config.decode).scores
     metrics = {"dev_perplexity": scores["perplexity"], "dev_bleu": scores["sacrebleu"]}

@@ -60,7 +60,7 @@ def test_a_chain_whose_best_path_greedy_search_misses():
     start ─ .6 → a ─ .4 → end        a, end = .24; a's other ways lead on and on
           └ .4 → b ─ .9 → end        b, end = .36: the best, though b is less likely at first
     """
-    pad, end, a, b = range(4)
+    end, a, b = EOS, 2, 3
     p = np.full((4, 4), 1e-9)
     p[0, a], p[0, b] = 0.6, 0.4
     p[a, end], p[a, a], p[a, b] = 0.4, 0.3, 0.3
@@ -174,7 +174,7 @@ def test_nothing_finished_returns_the_alive_ones_whole_and_says_so():
     found = search(np.log(p)[None].repeat(2, 0), [3, 5], beam_size=2, n_best=2, alpha=0.6)
     assert not found.finished.any()
     assert listed(found, 0)[0][0] == (2, 2, 2) and sorted(listed(found, 0)[1][0]) == [2, 2, 3]
-    assert [tokens for tokens, _ in listed(found, 1)][0] == (2, 2, 2, 2, 2)
+    assert listed(found, 1)[0][0] == (2, 2, 2, 2, 2)
     np.testing.assert_allclose(found.scores[0, 0], 3 * np.log(0.7) / (8 / 6) ** 0.6, rtol=1e-5)
 
 

@@ -33,7 +33,7 @@ def test_one_line_out_for_each_line_in_in_order_and_empty_lines_stay_empty(monke
     lines = [f"line {i}" if i % 4 else "" for i in range(20)]
     output, windows = translate("\n".join(lines).encode())
     assert output == "\n".join(lines).upper() + "\n"
-    assert sum(windows, []) == lines and max(map(len, windows)) <= 3
+    assert [line for window in windows for line in window] == lines and max(map(len, windows)) <= 3
 
 
 def test_json_lines_hold_source_and_hypotheses():

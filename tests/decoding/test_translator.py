@@ -14,7 +14,13 @@ from t2t_jax.model.transformer import Transformer
 from tests import tiny
 from tests.data import toy_corpus
 
-SENTENCES = ["one two three", "four", "", "five six seven eight one two three four five six seven eight one two", "two two"]
+SENTENCES = [
+    "one two three",
+    "four",
+    "",
+    "five six seven eight one two three four five six seven eight one two",
+    "two two",
+]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +77,9 @@ def test_score_is_the_log_softmax_of_the_forward_pass(translator):
 
 
 def test_each_hypothesis_is_what_the_contract_says(translator):
-    for sentence, hypotheses in zip(SENTENCES, translator.translate(SENTENCES, n_best=4, max_extra_length=6), strict=True):
+    for sentence, hypotheses in zip(
+        SENTENCES, translator.translate(SENTENCES, n_best=4, max_extra_length=6), strict=True
+    ):
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
         for h in hypotheses:
             assert h.num_tokens == len(h.tokens) == len(h.token_log_probs)
@@ -97,8 +105,8 @@ def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
 def test_eight_devices_translate_as_one_does(translator):
     eight = Translator(translator._model, translator._params, translator._tokenizer, max_length=256)
     assert eight._mesh.devices.size == 8
-    for one, other in zip(translator.translate(SENTENCES, max_extra_length=6), eight.translate(SENTENCES, max_extra_length=6),
-                          strict=True):  # fmt: skip
+    expected, found = (which.translate(SENTENCES, max_extra_length=6) for which in (translator, eight))
+    for one, other in zip(expected, found, strict=True):
         close(one, other)
 
 

@@ -41,9 +41,7 @@ def test_nothing_to_attend_to_is_finite_in_value_and_gradient():
 
 def test_masks_by_hand():
     np.testing.assert_array_equal(padding_mask(jnp.array([[5, 1, 0]]))[0, 0], [[True, True, False]])
-    np.testing.assert_array_equal(
-        causal_mask(3)[0, 0], [[True, False, False], [True, True, False], [True, True, True]]
-    )
+    np.testing.assert_array_equal(causal_mask(3)[0, 0], [[True, False, False], [True, True, False], [True, True, True]])
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -123,7 +123,8 @@ def test_dropout_needs_a_key_and_changes_the_output():
     with pytest.raises(Exception, match="dropout"):
         model.apply(variables, inputs, targets, train=True)
     outputs = [
-        model.apply(variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(seed)}) for seed in (0, 0, 1)
+        model.apply(variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(seed)})
+        for seed in (0, 0, 1)
     ]
     np.testing.assert_array_equal(outputs[0], outputs[1])
     assert not np.allclose(outputs[0], outputs[2])

@@ -15,7 +15,9 @@ def test_equation_3_at_step_1_at_warm_up_and_at_four_times_warm_up():
     np.testing.assert_allclose(at(100_000), 1.398e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("d_model", "factor", "peak"), [(1024, 1.0, 4.941e-4), (256, 1.0, 9.882e-4), (512, 2.0, 1.3975e-3)])
+@pytest.mark.parametrize(
+    ("d_model", "factor", "peak"), [(1024, 1.0, 4.941e-4), (256, 1.0, 9.882e-4), (512, 2.0, 1.3975e-3)]
+)
 def test_peak_follows_the_width_and_the_factor(d_model, factor, peak):
     np.testing.assert_allclose(learning_rate_schedule(d_model, 4000, factor)(3999), peak, rtol=1e-3)
 

@@ -1,0 +1,222 @@
+"""The commands, as typed: results on standard output, one line for every mistake, the exit codes of the contract."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sacrebleu
+
+import main
+import t2t_jax
+from t2t_jax.checkpoints import Checkpoints
+from t2t_jax.training.loop import train
+from tests.data import toy_corpus
+from tests.runs import tiny_config
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = "--config=configs/quickstart.py"
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs `main.py` with arguments and standard input; returns exit code, standard output and standard error."""
+
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        code = main.main(sys.argv)
+        return code, *capsys.readouterr()
+
+    monkeypatch.chdir(ROOT)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run, and the folder its corpus is in."""
+    directory = tmp_path_factory.mktemp("finished")
+    train(tiny_config(directory), str(directory / "run"))
+    return str(directory / "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "--mode=train needs --config, for example --config=configs/quickstart.py"),
+        ([QUICKSTART], "--mode=train needs --workdir"),
+        (["--config=configs/quickstrat.py"], "--config=configs/quickstrat.py: no such file"),
+        ([QUICKSTART, "--config.model.d_modle=3"], "d_modle: no such field; did you mean --config.model.d_model?"),
+        ([QUICKSTART, "--config.nothing=3"], "--config.nothing: no such field"),
+        ([QUICKSTART, "--config.model.d_model=wide"], "--config.model.d_model=wide"),
+        ([QUICKSTART, "--workdir=WORK", "--config.model.d_model=191"], "d_model must be even for sinusoidal positions"),
+        ([QUICKSTART, "--workdir=WORK", "--config.data.corpus=wmt"], "data.corpus: unknown value 'wmt'"),
+        ([QUICKSTART, "--workdir=WORK", "--config.data.corpus=files"], "data.train is empty; set it to the PREFIX"),
+        (["--config.model.d_model=3"], "name that too, for example --config=configs/quickstart.py"),
+        (["--mode=transalte"], "--mode=transalte"),
+        (["--moed=train"], "moed"),
+        (["train"], "unexpected argument 'train'"),
+        (["--mode=translate", "--workdir=WORK"], "is not a run folder (no config.json)"),
+        (["--mode=prepare"], "--mode=prepare needs --config"),
+    ],
+)  # fmt: skip
+def test_every_mistake_is_one_line_and_exit_code_2(command, tmp_path, arguments, said):
+    code, output, errors = command(*(a.replace("WORK", str(tmp_path / "work")) for a in arguments))
+    assert code == 2 and output == ""
+    assert len(errors.splitlines()) == 1 and errors.startswith("error: ") and said in errors
+
+
+def test_help_names_the_modes_and_the_config(command):
+    code, output, _ = command("--help")
+    assert code == 0 and "<train|prepare|evaluate|translate|score|average>" in output and "--config" in output
+
+
+def test_a_config_that_does_not_run_is_one_line(command, tmp_path):
+    (tmp_path / "broken.py").write_text("def get_config(:\n")
+    code, _, errors = command(f"--config={tmp_path}/broken.py", f"--workdir={tmp_path}/work")
+    assert code == 2 and "SyntaxError" in errors and len(errors.splitlines()) == 1
+
+
+def test_a_real_process_exits_with_2_and_no_traceback(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "main.py", "--mode=translate", f"--workdir={tmp_path}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: workdir:") and "Traceback" not in done.stderr
+
+
+def test_the_run_folder_holds_what_the_contract_says(run):
+    names = {path.name for path in Path(run).iterdir()}
+    assert names >= {"config.json", "vocab.model", "checkpoints", "metrics.jsonl", "tensorboard", "result.json"}
+    result = json.loads((Path(run) / "result.json").read_text())
+    assert result["averaged_steps"] == [4, 6] and result["steps"] == 6 and result["seed"] == 0
+    assert result["test"]["sentences"] == 20 and "tok:13a" in result["test"]["signature"]
+    assert result["training_seconds"] > 0 and result["target_tokens_per_second"] > 0 and result["hardware"]
+    records = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [2, 4, 6]
+    assert all(0 < record["padding"] < 1 and record["loss"] > record["nll"] * 0.5 for record in records)
+    assert list((Path(run) / "tensorboard").glob("events.*"))
+
+
+def test_translate_writes_one_line_for_each_line_in(command, run):
+    code, output, errors = command("--mode=translate", f"--workdir={run}", stdin=b"one two\n\nthree\n")
+    assert code == 0 and output.count("\n") == 3 and output.split("\n")[1] == ""
+    assert "averaged checkpoint 6" in errors
+
+
+def test_translate_jsonl_has_every_field(command, run):
+    arguments = ("--mode=translate", f"--workdir={run}", "--n_best=3", "--output_format=jsonl", "--alpha=1.0")
+    code, output, _ = command(*arguments, stdin=b"Hello.\n\nTurn on the light.\n")
+    answers = [json.loads(line) for line in output.splitlines()]
+    assert code == 0 and [answer["source"] for answer in answers] == ["Hello.", "", "Turn on the light."]
+    for hypothesis in answers[0]["hypotheses"]:
+        assert hypothesis["num_tokens"] == len(hypothesis["tokens"])
+        assert hypothesis["score"] == pytest.approx(hypothesis["log_prob"] / ((5 + hypothesis["num_tokens"]) / 6))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "said"),
+    [
+        (["--n_best=9"], b"one\n", "n_best must be between 1 and beam_size=4; got 9"),
+        (["--step=5"], b"one\n", "has no checkpoint 5; it has 2, 4, 6"),
+        (["--output_format=json"], b"one\n", "--output_format=json"),
+        ([], b"one\ntwo\nthr\xe9e\n", "standard input, line 3: not valid UTF-8 (byte 0xe9)"),
+    ],
+)
+def test_mistakes_in_translating_are_one_line(command, run, arguments, stdin, said):
+    code, _, errors = command("--mode=translate", f"--workdir={run}", *arguments, stdin=stdin)
+    assert code == 2 and said in errors.splitlines()[-1]
+
+
+def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
+    code, output, _ = command("--mode=evaluate", f"--workdir={run}")
+    scores = json.loads(output)
+    assert code == 0 and scores == json.loads((Path(run) / "result.json").read_text())["test"]
+
+    prefix = toy_corpus.write(tmp_path / "other", toy_corpus.pairs(7, seed=5))
+    files = [f"--source={prefix}.en", f"--reference={prefix}.de"]
+    code, output, _ = command("--mode=evaluate", f"--workdir={run}", *files, f"--output={tmp_path}/scores.json")
+    scores = json.loads(output)
+    assert code == 0 and scores == json.loads((tmp_path / "scores.json").read_text()) and scores["sentences"] == 7
+    translated = [
+        h[0].text for h in t2t_jax.load(run).translate([s for s, _ in toy_corpus.pairs(7, 5)], max_extra_length=4)
+    ]
+    expected = sacrebleu.corpus_bleu(translated, [[target for _, target in toy_corpus.pairs(7, 5)]]).score
+    assert scores["sacrebleu"] == pytest.approx(expected)
+
+    code, _, errors = command("--mode=evaluate", f"--workdir={run}", files[0])
+    assert code == 2 and "--source and --reference go together" in errors
+
+
+def test_score_prints_one_object_for_each_pair(command, run, tmp_path):
+    prefix = toy_corpus.write(tmp_path / "pairs", toy_corpus.pairs(3, seed=5))
+    code, output, _ = command("--mode=score", f"--workdir={run}", f"--source={prefix}.en", f"--target={prefix}.de")
+    scores = [json.loads(line) for line in output.splitlines()]
+    assert code == 0 and len(scores) == 3
+    for score in scores:
+        assert score["log_prob"] == pytest.approx(sum(score["token_log_probs"])) and score["num_tokens"] > 1
+    code, _, errors = command("--mode=score", f"--workdir={run}", f"--source={prefix}.en", "--target=/none")
+    assert code == 2 and "target: no file /none" in errors
+
+
+def test_average_replaces_the_default_checkpoint(command, run):
+    code, output, _ = command("--mode=average", f"--workdir={run}", "--steps=2,4")
+    assert code == 0 and "average of [2, 4]" in output
+    assert Checkpoints(Path(run) / "averaged").steps() == [4]
+    _, _, errors = command("--mode=translate", f"--workdir={run}", stdin=b"one\n")
+    assert "averaged checkpoint 4" in errors
+    assert command("--mode=average", f"--workdir={run}", "--last=3")[0] == 0
+    code, _, errors = command("--mode=average", f"--workdir={run}", "--steps=two")
+    assert code == 2 and "steps" in errors
+
+
+def test_prepare_writes_the_store_and_reports(command, tmp_path):
+    prefixes = toy_corpus.write_splits(tmp_path)
+    arguments = [f"--config.data.{split}={prefix}" for split, prefix in prefixes.items()]
+    arguments += [
+        f"--config.data.directory={tmp_path}/stores",
+        "--config.data.corpus=files",
+        "--config.data.vocab_size=340",
+    ]
+    code, output, _ = command("--mode=prepare", QUICKSTART, *arguments)
+    assert code == 0 and "300 of 300 training pairs kept" in output and "340 pieces" in output
+    (tmp_path / "train.de").write_text("eins\n")
+    code, _, errors = command("--mode=prepare", QUICKSTART, *arguments)
+    assert code == 2 and "train.en has 300 lines" in errors and "train.de has 1;" in errors
+
+
+def test_damage_is_exit_code_4(command, tmp_path):
+    train(tiny_config(tmp_path), str(tmp_path / "run"))
+    for path in (tmp_path / "run/averaged").rglob("*"):
+        if path.is_file() and path.name != "manifest.json":
+            path.write_bytes(b"damaged")
+    code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", stdin=b"one\n")
+    assert code == 4 and "checkpoint 6 is damaged" in errors.splitlines()[-1]
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused(command, tmp_path):
+    train(tiny_config(tmp_path), str(tmp_path / "run"))
+    other = tmp_path / "other"
+    other.mkdir()
+    train(tiny_config(other, data__vocab_size=335), str(tmp_path / "run335"))
+    mine, theirs = tmp_path / "run/vocab.model", tmp_path / "run335/vocab.model"
+    mine.write_bytes(theirs.read_bytes())
+    code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", stdin=b"one\n")
+    assert code == 2 and "does not fit the config and vocabulary: embedding/table is float32[340, 16] there" in errors
+    mine.unlink()
+    code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", stdin=b"one\n")
+    assert code == 2 and "no vocabulary" in errors
+
+
+def test_a_run_without_a_checkpoint_is_refused(command, tmp_path, run):
+    (tmp_path / "run").mkdir()
+    for name in ("config.json", "vocab.model"):
+        (tmp_path / "run" / name).write_bytes((Path(run) / name).read_bytes())
+    code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", stdin=b"one\n")
+    assert code == 2 and "has no checkpoint yet" in errors
