@@ -1,8 +1,10 @@
 """§5.2: the training loop: batch, step, log, evaluate, save."""
 
+import concurrent.futures
 import contextlib
 import datetime
 import functools
+import os
 import platform
 import signal
 import sys
@@ -165,10 +167,12 @@ def compile_step(
     pure = functools.partial(train_step, model, optimizer, config.train.label_smoothing, config.train.accumulate, key)
     jitted = jax.jit(pure, donate_argnums=0, out_shardings=sharding.replicated(mesh))
     started = time.monotonic()
-    compiled = {}
+    lowered = {}
     for bucket in sorted(batches.buckets, key=lambda b: -b.rows * (b.source_length + b.target_length)):
         batch = sharding.put_rows(empty_batch(bucket), mesh, config.train.accumulate)
-        compiled[_shape(batch)] = jitted.lower(state, batch).compile()
+        lowered[_shape(batch)] = jitted.lower(state, batch)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = dict(zip(lowered, pool.map(lambda step: step.compile(), lowered.values()), strict=True))
     say(f"compiled {len(compiled)} batch shapes in {time.monotonic() - started:.0f} s")
     return lambda state, batch: compiled[_shape(batch)](state, batch)
 
@@ -255,7 +259,7 @@ def finish(
         "training_seconds": round(progress.seconds, 1),
         "target_tokens_per_second": round(progress.tokens / progress.seconds, 1),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "code": code_version(),
+        "commit": code_version(),
         "hardware": hardware(mesh),
         "jax": jax.__version__,
     }
