@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import select
 import threading
 
 import pytest
@@ -69,14 +70,15 @@ def test_a_line_is_answered_before_the_next_one_is_written():
     """As an interactive program on the other end of a pipe needs it."""
     read_in, write_in = os.pipe()
     read_out, write_out = os.pipe()
-    with os.fdopen(read_in, "rb") as source, os.fdopen(write_out, "w") as output:
-        thread = threading.Thread(
-            target=stream.translate_stream, args=(Shouting(), source, output), kwargs={"output_format": "text"}
-        )
-        thread.start()
-        for word in (b"one\n", b"two\n"):
-            os.write(write_in, word)
-            assert os.read(read_out, 100) == word.upper()
-        os.close(write_in)
-        thread.join(10)
-    os.close(read_out)
+    source, output = os.fdopen(read_in, "rb"), os.fdopen(write_out, "w")
+    arguments = {"args": (Shouting(), source, output), "kwargs": {"output_format": "text"}}
+    thread = threading.Thread(target=stream.translate_stream, **arguments, daemon=True)
+    thread.start()
+    for word in (b"one\n", b"two\n"):
+        os.write(write_in, word)
+        answered, _, _ = select.select([read_out], [], [], 10)
+        assert answered, "no answer in ten seconds"
+        assert os.read(read_out, 100) == word.upper()
+    os.close(write_in)
+    thread.join(10)
+    assert not thread.is_alive()

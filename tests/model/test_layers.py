@@ -71,6 +71,7 @@ def test_dropout_scales_what_it_keeps_and_is_off_outside_training():
     np.testing.assert_array_equal(layer.apply({}, x, train=False), x)
     dropped = layer.apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
     np.testing.assert_allclose(np.unique(dropped), [0, 2 / 0.75], rtol=1e-6)
+    assert (dropped[0] != dropped[1]).any() and (dropped[:, 0] != dropped[:, 1]).any()
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])
