@@ -16,9 +16,10 @@ from t2t_jax import __version__
 from t2t_jax.errors import InputError
 from t2t_jax.files import read_json, write_json
 
-# What may change between the parts of a run that was stopped and resumed: nothing that moves the weights.
+# What may change between the parts of a run that was stopped and resumed: nothing that moves the weights. Where
+# text lies may change, since checkpoints name the text itself.
 _FREE_SECTIONS = ("checkpoint", "decode", "evaluate")
-_FREE_FIELDS = ("train.train_steps", "train.log_interval", "data.directory")
+_FREE_FIELDS = ("train.train_steps", "train.log_interval", "data.directory", "data.train", "data.dev", "data.test")
 
 
 class RunFolder:

@@ -1,17 +1,20 @@
-"""What holds in every test: 8 CPU devices, no silent rank promotion, no network; compilations are kept on disk.
+"""What holds in every test: 8 CPU devices, no silent rank promotion, no network; compilations are cheap and kept.
 
 Shapes and dtypes of public signatures are checked by jaxtyping (see pytest's options in pyproject.toml).
 """
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+# Tiny models take longer to optimise than to run.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import socket
 
 import jax
 import pytest
+
+from t2t_jax import sharding
 
 
 def pytest_configure(config):
@@ -30,3 +33,10 @@ def no_network(monkeypatch):
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+@pytest.fixture(autouse=True)
+def one_device_unless_asked(monkeypatch):
+    """Eight devices are for the tests that name them: a tiny model is slower on eight than on one."""
+    make_mesh = sharding.make_mesh
+    monkeypatch.setattr(sharding, "make_mesh", lambda devices=None: make_mesh(devices or jax.devices()[:1]))

@@ -56,7 +56,7 @@ def test_parts_on_four_devices_equal_the_whole_on_one(tmp_path):
 
 
 def test_rows_are_padded_to_whole_shares():
-    mesh = sharding.make_mesh()
+    mesh = sharding.make_mesh(jax.devices())
     put = sharding.put_rows({"x": np.ones((3, 2), np.int32)}, mesh, multiple=2)["x"]
     assert put.shape == (16, 2) and put.sum() == 6
     assert len(put.sharding.device_set) == 8

@@ -100,6 +100,7 @@ def test_the_run_folder_holds_what_the_contract_says(run):
     assert result["training_seconds"] > 0 and result["target_tokens_per_second"] > 0 and result["hardware"]
     records = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [2, 4, 6]
+    assert records[-1]["learning_rate"] == pytest.approx(16**-0.5 * 6 * 10**-1.5)  # Eq. 3 at step 6 of a warm-up of 10
     assert all(0 < record["padding"] < 1 and record["loss"] > record["nll"] * 0.5 for record in records)
     assert list((Path(run) / "tensorboard").glob("events.*"))
 

@@ -57,7 +57,7 @@ from pathlib import Path
 from tests.runs import tiny_config
 
 def get_config():
-    return tiny_config(Path({directory!r}), train__train_steps=400, train__log_interval=10,
+    return tiny_config(Path({directory!r}), train__train_steps=200, train__log_interval=10,
                        checkpoint__interval_steps=20)
 """
 
@@ -102,14 +102,14 @@ def test_sigterm_saves_and_exits_with_3_and_kill_9_loses_nothing(tmp_path):
 
     process = start(tmp_path, run)
     assert process.wait(300) == 0, process.stderr.read()
-    assert_same_run(tmp_path / "whole", run, 400)
+    assert_same_run(tmp_path / "whole", run, 200)
 
 
 def test_a_second_process_in_the_same_folder_is_refused_and_the_first_unharmed(tmp_path):
     first = start(tmp_path, tmp_path / "run")
     wait_for_checkpoint(first, tmp_path / "run")
     with pytest.raises(InputError, match="another process is training in"):
-        train(tiny_config(tmp_path, train__train_steps=400), str(tmp_path / "run"))
+        train(tiny_config(tmp_path, train__train_steps=200), str(tmp_path / "run"))
     assert first.wait(300) == 0
 
 
@@ -138,8 +138,22 @@ def test_resuming_with_other_text_under_the_same_names_is_refused(tmp_path):
     config = tiny_config(tmp_path, train__train_steps=8)
     with (tmp_path / "train.en").open("a") as en, (tmp_path / "train.de").open("a") as de:
         en.write("one\n"), de.write("eins\n")
+    vocabulary = (tmp_path / "run/vocab.model").read_bytes()
     with pytest.raises(InputError, match="was trained with other (vocabulary|data)"):
         train(config, str(tmp_path / "run"))
+    assert (tmp_path / "run/vocab.model").read_bytes() == vocabulary, "the refused attempt changed the run"
+
+
+def test_the_same_text_elsewhere_is_the_same_run(tmp_path):
+    train(tiny_config(tmp_path), str(tmp_path / "run"))
+    (tmp_path / "moved").mkdir()
+    train(tiny_config(tmp_path / "moved", train__train_steps=8), str(tmp_path / "run"))
+    assert Checkpoints(tmp_path / "run/checkpoints").steps() == [4, 6, 8]
+
+
+def test_fewer_steps_than_were_trained_are_refused(finished):
+    with pytest.raises(InputError, match="train.train_steps=4, but .* has been trained for 6; raise it"):
+        train(tiny_config(finished, train__train_steps=4), str(finished / "run"))
 
 
 def test_an_averaged_checkpoint_alone_is_not_resumed(tmp_path):

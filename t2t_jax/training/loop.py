@@ -41,7 +41,6 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
     run = RunFolder.start(workdir, config.to_dict())
     store = open_store(config.data)
     say(store.describe())
-    run.copy_vocabulary(store.directory / "vocab.model")
 
     mesh = sharding.make_mesh()
     model = make_model(config, store)
@@ -55,11 +54,14 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
     )
     checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
     state, saved = restore_or_init(config, run, store, model, optimizer, checkpoints, mesh)
+    run.copy_vocabulary(store.directory / "vocab.model")  # not before it is known to be the checkpoint's
     step, train_steps = int(state.step), config.train.train_steps
+    if step > train_steps:
+        raise InputError(f"train.train_steps={train_steps}, but {workdir} has been trained for {step}; raise it")
     if step < train_steps:
         take_step = compile_step(config, model, optimizer, batches, state, mesh)
 
-    progress = Progress(run, step, train_steps, config.train.log_interval, saved)
+    progress = Progress(run, step, train_steps, config.train.log_interval, make_schedule(config), saved)
     save_due = every(config.checkpoint.interval_steps, config.checkpoint.interval_minutes)
     evaluate_due = every(config.evaluate.interval_steps)
     with stop_signal() as stopped, contextlib.closing(progress):
@@ -109,11 +111,16 @@ def make_model(config: ConfigDict, store: TokenStore) -> Transformer:
     return Transformer(shape, jnp.dtype(config.train.dtype))
 
 
-def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
-    """Adam on the schedule of Eq. 3."""
+def make_schedule(config: ConfigDict) -> optax.Schedule:
+    """The learning rate of each update (Eq. 3)."""
     fields = config.optimizer
-    schedule = learning_rate_schedule(config.model.d_model, fields.warmup_steps, fields.learning_rate_factor)
-    return adam(schedule, fields.beta1, fields.beta2, fields.epsilon)
+    return learning_rate_schedule(config.model.d_model, fields.warmup_steps, fields.learning_rate_factor)
+
+
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
+    """Adam on that schedule."""
+    fields = config.optimizer
+    return adam(make_schedule(config), fields.beta1, fields.beta2, fields.epsilon)
 
 
 def make_translator(config: ConfigDict, model: Transformer, params: Any, store: TokenStore, mesh: Mesh) -> Translator:
@@ -271,8 +278,18 @@ def finish(
 
 def hardware(mesh: Mesh) -> str:
     """The devices of this run, for records."""
-    device = mesh.devices.flat[0]
-    return f"{mesh.devices.size} × {device.device_kind}, {platform.machine()}, Python {platform.python_version()}"
+    kind = mesh.devices.flat[0].device_kind
+    if kind == "cpu":
+        kind = f"{_cpu_name()} ({os.cpu_count()} cores)"
+    return f"{mesh.devices.size} × {kind}, Python {platform.python_version()}"
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def print_samples(sources: list[str], references: list[str], found: Evaluation, count: int) -> None:

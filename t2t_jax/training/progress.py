@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import jax
+import optax
 from tqdm import tqdm
 
 from t2t_jax.errors import DamagedError
@@ -22,9 +23,17 @@ class Progress:
     Stops the run when a loss is not finite.
     """
 
-    def __init__(self, run: RunFolder, step: int, train_steps: int, log_interval: int, saved: dict[str, Any]):
+    def __init__(
+        self,
+        run: RunFolder,
+        step: int,
+        train_steps: int,
+        log_interval: int,
+        schedule: optax.Schedule,
+        saved: dict[str, Any],
+    ):
         """`saved` is what `totals` said at `step`, nothing at step 0."""
-        self._run, self._log_interval = run, log_interval
+        self._run, self._log_interval, self._schedule = run, log_interval, schedule
         run.start_metrics(step)
         # A person watches a terminal; a log file gets a line now and then.
         interval = 0.5 if sys.stderr.isatty() else 60
@@ -86,6 +95,7 @@ class Progress:
             "loss": sums["loss"] / sums["tokens"],
             "nll": sums["nll"] / sums["tokens"],
             "gradient_norm": sums["gradient_norm"] / sums["steps"],
+            "learning_rate": float(self._schedule(step - 1)),
             "target_tokens_per_second": sums["tokens"] / seconds,
             "padding": 1 - sums["tokens"] / sums["positions"],
         }

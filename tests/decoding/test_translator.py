@@ -103,7 +103,8 @@ def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
 
 
 def test_eight_devices_translate_as_one_does(translator):
-    eight = Translator(translator._model, translator._params, translator._tokenizer, max_length=256)
+    mesh = sharding.make_mesh(jax.devices())
+    eight = Translator(translator._model, translator._params, translator._tokenizer, max_length=256, mesh=mesh)
     assert eight._mesh.devices.size == 8
     expected, found = (which.translate(SENTENCES, max_extra_length=6) for which in (translator, eight))
     for one, other in zip(expected, found, strict=True):

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +21,18 @@ VARIANTS = [
 ]
 
 
-def rollout(model, variables, inputs, steps, beams=1):
+def init_cache(model, variables, inputs, beams, steps):
+    room = functools.partial(Transformer.init_cache, beam_size=beams, max_length=steps)
+    return jax.jit(lambda variables, inputs: model.apply(variables, inputs, method=room))(variables, inputs)
+
+
+def rollout(model, variables, inputs, steps):
     """Feeds `steps` greedy tokens through the cached decoder; returns tokens [B, steps] and their logits."""
-    cache = model.apply(variables, inputs, beams, steps, method=Transformer.init_cache)
-    last, tokens, logits = jnp.zeros((len(inputs), beams), jnp.int32), [], []
-    step = jax.jit(lambda last, cache: model.apply(variables, last, cache, method=Transformer.decode_step))
+    cache = init_cache(model, variables, inputs, 1, steps)
+    last, tokens, logits = jnp.zeros((len(inputs), 1), jnp.int32), [], []
     for _ in range(steps):
-        found, cache = step(last, cache)
-        last = found.argmax(axis=-1)
+        found, cache = tiny.apply(model, variables, last, cache, method=Transformer.decode_step)
+        last = found.argmax(axis=-1).astype(jnp.int32)
         tokens.append(last[:, 0])
         logits.append(found[:, 0])
     return np.stack(tokens, axis=1), np.stack(logits, axis=1)
@@ -37,34 +42,37 @@ def rollout(model, variables, inputs, steps, beams=1):
 def test_cached_decoding_is_the_arg_max_rollout_of_the_full_forward_pass(changes):
     """The same sequence by definition, beyond the table of learned positions too (9 rows, 12 steps)."""
     model = tiny.model(**changes)
-    variables = tiny.sharp_variables(model)
     inputs = tiny.sentences([S, 4], S)
-    cached, cached_logits = rollout(model, variables, inputs, 12)
-    forward = jax.jit(model.apply)
-    targets = jnp.zeros((B, 12), jnp.int32)
-    for t in range(12):
-        logits = forward(variables, inputs, targets)[:, t]
-        np.testing.assert_allclose(cached_logits[:, t], logits, rtol=1e-5, atol=5e-5)
-        targets = targets.at[:, t].set(logits.argmax(axis=-1))
-    np.testing.assert_array_equal(cached, targets)
-    assert len(np.unique(targets)) > 2, "the roll-out says nothing if it repeats one token"
+    different_tokens = []
+    for seed in range(8):
+        variables = tiny.sharp_variables(model, seed)
+        cached, cached_logits = rollout(model, variables, inputs, 12)
+        targets = jnp.zeros((B, 12), jnp.int32)
+        for t in range(12):
+            logits = tiny.apply(model, variables, inputs, targets)[:, t]
+            np.testing.assert_allclose(cached_logits[:, t], logits, rtol=1e-5, atol=1e-4)
+            targets = targets.at[:, t].set(logits.argmax(axis=-1))
+        np.testing.assert_array_equal(cached, targets)
+        different_tokens.append(len(np.unique(targets)))
+    assert max(different_tokens) > 2, "a roll-out says little if it only repeats one token a sentence"
 
 
 def test_reordered_cache_continues_the_chosen_hypotheses():
     model = tiny.model()
     variables = tiny.sharp_variables(model)
     inputs = tiny.sentences([S, 4], S)
-    step = lambda last, cache: model.apply(variables, jnp.asarray(last), cache, method=Transformer.decode_step)
-    cache = model.apply(variables, inputs, 3, 3, method=Transformer.init_cache)
-    first = np.array([[2, 3, 4], [5, 6, 7]])
+    step = lambda last, cache: tiny.apply(model, variables, last, cache, method=Transformer.decode_step)
+    cache = init_cache(model, variables, inputs, 3, 3)
+    first = jnp.array([[2, 3, 4], [5, 6, 7]])
     _, cache = step(jnp.zeros((B, 3), jnp.int32), cache)
     _, cache = step(first, cache)
-    parents = np.array([[2, 2, 0], [1, 0, 1]])
-    logits, _ = step(np.full((B, 3), 9), reorder_cache(cache, jnp.asarray(parents)))
+    parents = jnp.array([[2, 2, 0], [1, 0, 1]])
+    logits, _ = step(jnp.full((B, 3), 9), reorder_cache(cache, parents))
     for w in range(3):
-        prefix = jnp.stack([np.take_along_axis(first, parents, 1)[:, w], jnp.array([9, 9]), jnp.array([0, 0])], axis=1)
-        expected = model.apply(variables, inputs, prefix)[:, 2]
-        np.testing.assert_allclose(logits[:, w], expected, rtol=1e-5, atol=5e-5)
+        chosen = jnp.take_along_axis(first, parents, 1)[:, w]
+        prefix = jnp.stack([chosen, jnp.array([9, 9]), jnp.array([0, 0])], axis=1)
+        expected = tiny.apply(model, variables, inputs, prefix)[:, 2]
+        np.testing.assert_allclose(logits[:, w], expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
@@ -81,7 +89,7 @@ def test_gradient_after_a_position_is_exactly_zero_and_not_before_it(changes):
         targets = jnp.arange(2, 2 + T)[None]
         return model.apply({"params": params}, jnp.full((1, 3), 9), targets)[0, :, :2]  # rows 0 and 1 did not move
 
-    jacobian = jax.jacobian(logits)(jnp.ones((T, tiny.D)))  # [T, 2, T, D]
+    jacobian = jax.jit(jax.jacobian(logits))(jnp.ones((T, tiny.D)))  # [T, 2, T, D]
     reach = np.abs(jacobian).sum(axis=(1, 3))  # how much logits at t depend on target u
     np.testing.assert_array_equal(reach[np.triu_indices(T)], 0)
     assert (reach[np.tril_indices(T, -1)] > 0).all()
@@ -91,8 +99,8 @@ def test_a_sentence_alone_equals_the_same_sentence_padded_in_a_batch():
     model = tiny.model()
     variables = tiny.variables(model)
     inputs, targets = tiny.sentences([3, S], S), tiny.sentences([2, T], T)
-    together = model.apply(variables, inputs, targets)
-    alone = model.apply(variables, inputs[:1, :3], targets[:1, :2])
+    together = tiny.apply(model, variables, inputs, targets)
+    alone = tiny.apply(model, variables, inputs[:1, :3], targets[:1, :2])
     np.testing.assert_allclose(together[:1, :2], alone, atol=1e-5)
 
 
@@ -110,7 +118,7 @@ def test_post_norm_output_is_normalised_and_pre_norm_differs():
     encoded = {}
     for norm in ("post", "pre"):
         model = tiny.model(norm=norm)
-        encoded[norm] = model.apply(tiny.variables(model), inputs, method=Transformer.encode)
+        encoded[norm] = tiny.apply(model, tiny.variables(model), inputs, method=Transformer.encode)
         np.testing.assert_allclose(encoded[norm].mean(axis=-1), 0, atol=1e-5)
         np.testing.assert_allclose(encoded[norm].std(axis=-1), 1, atol=1e-3)
     assert not np.allclose(encoded["post"], encoded["pre"], atol=0.1)
@@ -123,7 +131,7 @@ def test_dropout_needs_a_key_and_changes_the_output():
     with pytest.raises(Exception, match="dropout"):
         model.apply(variables, inputs, targets, train=True)
     outputs = [
-        model.apply(variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(seed)})
+        tiny.apply(model, variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(seed)})
         for seed in (0, 0, 1)
     ]
     np.testing.assert_array_equal(outputs[0], outputs[1])
@@ -134,11 +142,11 @@ def test_attention_dropout_is_its_own_option():
     model = tiny.model(dropout=0.0, attention_dropout=0.5)
     variables = tiny.variables(model)
     inputs, targets = tiny.sentences([S], S), tiny.sentences([T], T)
-    train = model.apply(variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(0)})
-    assert not np.allclose(train, model.apply(variables, inputs, targets))
+    train = tiny.apply(model, variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(0)})
+    assert not np.allclose(train, tiny.apply(model, variables, inputs, targets))
     quiet = tiny.model(dropout=0.0)
-    train = quiet.apply(variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(0)})
-    np.testing.assert_array_equal(train, quiet.apply(variables, inputs, targets))
+    train = tiny.apply(quiet, variables, inputs, targets, train=True, rngs={"dropout": jax.random.key(0)})
+    np.testing.assert_array_equal(train, tiny.apply(quiet, variables, inputs, targets))
 
 
 def test_bfloat16_computes_near_float32_and_keeps_float32_parameters_and_logits():
@@ -146,9 +154,9 @@ def test_bfloat16_computes_near_float32_and_keeps_float32_parameters_and_logits(
     exact, rounded = tiny.model(), Transformer(tiny.CONFIG, jnp.bfloat16)
     variables = tiny.variables(rounded)
     assert {x.dtype for x in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
-    logits = rounded.apply(variables, inputs, targets)
+    logits = tiny.apply(rounded, variables, inputs, targets)
     assert logits.dtype == jnp.float32
-    np.testing.assert_allclose(logits, exact.apply(variables, inputs, targets), atol=0.2)
+    np.testing.assert_allclose(logits, tiny.apply(exact, variables, inputs, targets), atol=0.2)
 
 
 # Recipe §3: vocabulary 40960 with attention biases; the paper prints 65, 58, 60, 36, 50, 80, 28, 168, 53, 90.
@@ -204,4 +212,8 @@ def test_impossible_shapes_are_refused_by_name(field, value, said):
 
 def test_any_width_works_with_learned_positions():
     model = Transformer(dataclasses.replace(tiny.CONFIG, positions="learned", d_model=15))
-    assert model.apply(tiny.variables(model), tiny.sentences([S], S), tiny.sentences([T], T)).shape == (1, T, VOCAB)
+    assert tiny.apply(model, tiny.variables(model), tiny.sentences([S], S), tiny.sentences([T], T)).shape == (
+        1,
+        T,
+        VOCAB,
+    )
