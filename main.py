@@ -72,7 +72,14 @@ def average(args: flags.FlagValues) -> None:
     print(f"{run.averaged}/{done.step}: average of {done.metadata['averaged_steps']}")
 
 
-MODES = {mode.__name__: mode for mode in (train, prepare, evaluate, translate, score, average)}
+def export(args: flags.FlagValues) -> None:
+    workdir, format, output = (required(args, name) for name in ("workdir", "format", "output"))
+    from t2t_jax.interop.export import export_run
+
+    export_run(workdir, format=format, output=output, step=args.step)
+
+
+MODES = {mode.__name__: mode for mode in (train, prepare, evaluate, translate, score, average, export)}
 
 
 def define_flags() -> flags.FlagValues:
@@ -88,7 +95,11 @@ def define_flags() -> flags.FlagValues:
             "source": (None, "A text file, one sentence a line."),
             "target": (None, "Its translations, for --mode=score."),
             "reference": (None, "Its reference translations, for --mode=evaluate."),
-            "output": (None, "Where --mode=evaluate writes its scores instead of RUN/result.json."),
+            "output": (
+                None,
+                "Where --mode=evaluate writes its scores instead of RUN/result.json; --mode=export's folder.",
+            ),
+            "format": (None, "What --mode=export writes: marian, ctranslate2 or safetensors."),
             "steps": (None, "Average the checkpoints at these steps: a,b,c."),
         },
         flags.DEFINE_integer: {
@@ -149,7 +160,9 @@ def unknown_field(argv: list[str]) -> str | None:
 def required(args: flags.FlagValues, name: str) -> Any:
     """The value of a flag that this mode cannot do without."""
     if args[name].value is None:
-        example = {"config": "configs/quickstart.py", "workdir": "runs/quickstart"}.get(name, "FILE")
+        example = {"config": "configs/quickstart.py", "workdir": "runs/quickstart", "format": "ctranslate2"}.get(
+            name, "FILE"
+        )
         raise InputError(f"--mode={args.mode} needs --{name}, for example --{name}={example}")
     return args[name].value
 

@@ -29,6 +29,7 @@ def get_config() -> ml_collections.ConfigDict:
     model.norm = "post"  # LayerNorm(x + Sublayer(x)) (§3.1); or 'pre'
     model.attention_bias = False  # biases in the attention projections
     model.share_embeddings = True  # source, target and softmax share one matrix (§3.4)
+    model.layer_norm_epsilon = 1e-6  # added to the variance; as in the paper's code
 
     config.data = data = ml_collections.ConfigDict()
     data.corpus = "wmt14_ende"  # an entry of t2t_jax/data/corpora.py; 'files' for your own

@@ -18,6 +18,7 @@ LEVELS = {
     "t2t_jax.data": 1,
     "t2t_jax.decoding": 2,
     "t2t_jax.evaluation": 3,
+    "t2t_jax.interop": 3,
     "t2t_jax.training": 4,
     "configs": 5,
     "main": 6,

@@ -71,7 +71,7 @@ def test_every_mistake_is_one_line_and_exit_code_2(command, tmp_path, arguments,
 
 def test_help_names_the_modes_and_the_config(command):
     code, output, _ = command("--help")
-    assert code == 0 and "<train|prepare|evaluate|translate|score|average>" in output and "--config" in output
+    assert code == 0 and "<train|prepare|evaluate|translate|score|average|export>" in output and "--config" in output
 
 
 def test_a_config_that_does_not_run_is_one_line(command, tmp_path):

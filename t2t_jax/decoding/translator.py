@@ -5,7 +5,7 @@ import functools
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -148,12 +148,28 @@ class Translator:
 _EMPTY = Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, token_log_probs=[])
 
 
+class TrainedModel(NamedTuple):
+    """What a run folder has learned, and where it was read from."""
+
+    run: RunFolder
+    model: Transformer
+    params: Any
+    tokenizer: Tokenizer
+    step: int
+
+
 def load(path: str | Path, step: int | None = None) -> Translator:
     """The translator a run folder holds: checkpoint `step`, else the averaged one, else the last."""
+    trained = restore(path, step)
+    max_length = trained.run.config["data"]["max_length"]
+    return Translator(trained.model, trained.params, trained.tokenizer, max_length=max_length)
+
+
+def restore(path: str | Path, step: int | None = None) -> TrainedModel:
+    """Model, parameters and vocabulary of a run folder; `step` as for `load`."""
     run = RunFolder.open(path)
-    config = run.config
     tokenizer = Tokenizer(run.vocabulary)
-    model = Transformer(TransformerConfig(vocab_size=len(tokenizer), **config["model"]))
+    model = Transformer(TransformerConfig(vocab_size=len(tokenizer), **run.config["model"]))
     averaged, last = (Checkpoints(folder) for folder in (run.averaged, run.checkpoints))
     checkpoints = averaged if averaged.steps() and step in (None, *averaged.steps()) else last
     if not checkpoints.steps():
@@ -166,7 +182,7 @@ def load(path: str | Path, step: int | None = None) -> Translator:
         )
     kind = "averaged checkpoint" if checkpoints is averaged else "checkpoint"
     print(f"{path}: {kind} {step}", file=sys.stderr)
-    return Translator(model, checkpoint.params, tokenizer, max_length=config["data"]["max_length"])
+    return TrainedModel(run, model, checkpoint.params, tokenizer, step)
 
 
 def param_shapes(model: Transformer) -> Any:

@@ -51,6 +51,7 @@ class TransformerConfig:
     norm: str = "post"
     attention_bias: bool = False
     share_embeddings: bool = True
+    layer_norm_epsilon: float = 1e-6
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -73,16 +74,16 @@ class Sublayer(nn.Module):
 
     @nn.compact
     def __call__(self, x, function, *, train: bool):
-        norm = layer_norm(self.dtype, name="norm")
+        norm = layer_norm(self.config, self.dtype, name="norm")
         dropout = Dropout(self.config.dropout)
         if self.config.norm == "pre":
             return x + dropout(function(norm(x)), train=train)
         return norm(x + dropout(function(x), train=train))
 
 
-def layer_norm(dtype: DTypeLike, name: str | None = None) -> nn.LayerNorm:
-    """Layer normalisation with the ε of the paper's code; statistics in float32."""
-    return nn.LayerNorm(epsilon=1e-6, dtype=dtype, use_fast_variance=False, name=name)
+def layer_norm(config: TransformerConfig, dtype: DTypeLike, name: str | None = None) -> nn.LayerNorm:
+    """Layer normalisation; statistics in float32."""
+    return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=dtype, use_fast_variance=False, name=name)
 
 
 def attention(config: TransformerConfig, dtype: DTypeLike, *, to_itself: bool) -> MultiHeadAttention:
@@ -209,8 +210,8 @@ class Transformer(nn.Module):
         self.encoder_layers = [EncoderLayer(config, self.dtype) for _ in range(config.num_layers)]
         self.decoder_layers = [DecoderLayer(config, self.dtype) for _ in range(config.num_layers)]
         if config.norm == "pre":
-            self.encoder_norm = layer_norm(self.dtype)
-            self.decoder_norm = layer_norm(self.dtype)
+            self.encoder_norm = layer_norm(config, self.dtype)
+            self.decoder_norm = layer_norm(config, self.dtype)
 
     def _embed_source(self, inputs):
         embedding = self.embedding if self.config.share_embeddings else self.source_embedding

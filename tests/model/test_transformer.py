@@ -124,6 +124,16 @@ def test_post_norm_output_is_normalised_and_pre_norm_differs():
     assert not np.allclose(encoded["post"], encoded["pre"], atol=0.1)
 
 
+def test_layer_norm_epsilon_is_what_is_added_to_the_variance():
+    """An ε far above any variance leaves of the last normalisation what its bias is: every logit the same."""
+    inputs, targets = tiny.sentences([S, 3], S), tiny.sentences([T, 2], T)
+    spread = {}
+    for epsilon in (1e-6, 0.9):
+        model = tiny.model(layer_norm_epsilon=epsilon)
+        spread[epsilon] = jnp.std(model.apply(tiny.variables(model), inputs, targets))
+    assert spread[0.9] < 0.9 * spread[1e-6]
+
+
 def test_dropout_needs_a_key_and_changes_the_output():
     model = tiny.model()
     variables = tiny.variables(model)

@@ -1,0 +1,54 @@
+"""A run as a folder that another system loads as it is (`main.py --mode=export`)."""
+
+import contextlib
+import importlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from t2t_jax.decoding.translator import TrainedModel, restore
+from t2t_jax.errors import InputError, choice
+from t2t_jax.interop.to_ctranslate2 import write_ctranslate2
+from t2t_jax.interop.to_marian import write_marian
+from t2t_jax.interop.to_safetensors import write_safetensors
+
+# What writes each format, and the optional package it needs.
+_WRITERS: dict[str, tuple[Callable[[TrainedModel, Path], None], str]] = {
+    "marian": (write_marian, "safetensors"),
+    "ctranslate2": (write_ctranslate2, "ctranslate2"),
+    "safetensors": (write_safetensors, "safetensors"),
+}
+FORMATS = tuple(_WRITERS)
+
+
+def export_run(workdir: str, *, format: str, output: str, step: int | None) -> None:
+    """Writes the model of a run into the new folder `output`, whole or not at all."""
+    write, package = _WRITERS[choice("format", format, FORMATS)]
+    need(package)
+    with new_folder("output", output) as folder:
+        write(restore(workdir, step), folder)
+
+
+def need(package: str) -> None:
+    """Refuses to go on without an optional package."""
+    try:
+        importlib.import_module(package)
+    except ImportError:
+        raise InputError(f"this needs the package {package}; pip install 't2t_jax[interop]'") from None
+
+
+@contextlib.contextmanager
+def new_folder(field: str, path: str | Path) -> Iterator[Path]:
+    """A folder to fill that bears its name only once it is complete; refuses one that holds anything."""
+    path = Path(path).expanduser()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"{field}: {path} exists and is not an empty folder; choose a new one")
+    partial = path.with_name(path.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,109 @@
+"""A folder that Hugging Face `MarianMTModel` and `MarianTokenizer` load.
+
+Marian's positions are the paper's sinusoids with all sines before all cosines: the same numbers on permuted channels.
+So the channels of the residual stream are permuted once, in every parameter, and nothing else changes.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
+from t2t_jax.decoding.translator import TrainedModel
+from t2t_jax.errors import InputError
+from t2t_jax.files import write_json
+from t2t_jax.interop.embeddings import check_heads, position_rows, tables
+from t2t_jax.interop.torch_names import permute_channels, to_torch
+from t2t_jax.model.transformer import TransformerConfig
+
+
+def write_marian(trained: TrainedModel, folder: Path) -> None:
+    """model.safetensors and the JSON and SentencePiece files that transformers expects beside it."""
+    from safetensors.numpy import save_file
+
+    config, run_config = trained.model.config, trained.run.config
+    _check(config)
+    embeddings = tables(trained.params, config)
+    state = {f"model.{name}": value for name, value in to_torch(trained.params, config).items()}
+    state["model.encoder.embed_tokens.weight"] = embeddings["source"]
+    state["model.decoder.embed_tokens.weight"] = embeddings["target"]
+    state["lm_head.weight"] = embeddings["softmax"]
+    state = permute_channels(state, sines_first(config.d_model))
+    state["final_logits_bias"] = np.zeros((1, config.vocab_size), np.float32)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+    pieces = {trained.tokenizer.tokens([i])[0]: i for i in range(len(trained.tokenizer))}
+    names = list(pieces)
+    tokens = {"pad_token": names[PAD], "eos_token": names[EOS], "unk_token": names[UNKNOWN]}
+    rows = position_rows(run_config)
+    write_json(folder / "config.json", _model_config(config, rows))
+    write_json(folder / "generation_config.json", _generation_config(run_config))
+    write_json(folder / "vocab.json", pieces)
+    data = run_config["data"]
+    languages = {"source_lang": data["source_language"], "target_lang": data["target_language"]}
+    tokenizer = {"tokenizer_class": "MarianTokenizer", "model_max_length": rows, "separate_vocabs": False}
+    write_json(folder / "tokenizer_config.json", tokenizer | tokens | languages)
+    for name in ("source.spm", "target.spm"):
+        shutil.copyfile(trained.run.vocabulary, folder / name)
+
+
+def sines_first(d_model: int) -> np.ndarray:
+    """Which of our channels stands at each of Marian's: 0, 2, 4, … then 1, 3, 5, …"""
+    return np.concatenate([np.arange(0, d_model, 2), np.arange(1, d_model, 2)])
+
+
+def _check(config: TransformerConfig) -> None:
+    check_heads(config, "Marian")
+    for field, value, wanted in (("positions", config.positions, "sinusoidal"), ("norm", config.norm, "post")):
+        if value != wanted:
+            raise InputError(f"model.{field}={value!r}: Marian has {wanted!r} only; --format=ctranslate2 has both")
+
+
+def _model_config(config: TransformerConfig, rows: int) -> dict[str, Any]:
+    stacks = {
+        f"{stack}_{name}": value
+        for stack in ("encoder", "decoder")
+        for name, value in (
+            ("layers", config.num_layers),
+            ("attention_heads", config.num_heads),
+            ("ffn_dim", config.d_ff),
+        )
+    }
+    return stacks | {
+        "model_type": "marian",
+        "architectures": ["MarianMTModel"],
+        "torch_dtype": "float32",
+        "activation_function": "relu",
+        "d_model": config.d_model,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "vocab_size": config.vocab_size,
+        "decoder_vocab_size": config.vocab_size,
+        "max_position_embeddings": rows,
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": False,
+        "tie_word_embeddings": False,
+        "static_position_embeddings": True,
+        "pad_token_id": PAD,
+        "decoder_start_token_id": PAD,
+        "eos_token_id": EOS,
+        "forced_eos_token_id": EOS,
+        "bos_token_id": None,
+    }
+
+
+def _generation_config(run_config: dict[str, Any]) -> dict[str, Any]:
+    """The run's own search; transformers divides by |Y|^α where the paper divides by ((5 + |Y|)/6)^α."""
+    decode = run_config["decode"]
+    return {
+        "num_beams": decode["beam_size"],
+        "length_penalty": decode["alpha"],
+        "max_length": run_config["data"]["max_length"] + decode["max_extra_length"],
+        "bad_words_ids": [[PAD]],
+        "pad_token_id": PAD,
+        "decoder_start_token_id": PAD,
+        "eos_token_id": EOS,
+        "forced_eos_token_id": EOS,
+    }

@@ -1,0 +1,95 @@
+import json
+
+import numpy as np
+import pytest
+
+import t2t_jax
+from t2t_jax.decoding.translator import restore
+from t2t_jax.errors import InputError
+from t2t_jax.interop.export import export_run
+from t2t_jax.training.loop import train
+from tests.data import toy_corpus
+from tests.interop import models
+from tests.runs import tiny_config
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+
+VARIANTS = [{}, {"norm": "pre"}, {"positions": "t2t"}, {"positions": "learned"}, {"share_embeddings": False},
+            {"attention_bias": True, "layer_norm_epsilon": 1e-3}]  # fmt: skip
+
+
+def export(run, folder):
+    export_run(str(run), format="ctranslate2", output=str(folder), step=None)
+    return ctranslate2.Translator(str(folder), device="cpu", compute_type="float32", inter_threads=1)
+
+
+def pieces(tokenizer, text):
+    """Without EOS, which CTranslate2 adds to sources and targets."""
+    return tokenizer.tokens(tokenizer.encode(text))[:-1]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_score_batch_is_our_score(tmp_path, changes):
+    run = models.random_run(tmp_path / "run", **changes)
+    theirs, ours, tokenizer = export(run, tmp_path / "ct2"), t2t_jax.load(run), restore(run).tokenizer
+    pairs = [*toy_corpus.pairs(6, 1), ("fünf €", "a"), ("x", "")]
+    found = theirs.score_batch(*([pieces(tokenizer, side) for side in sides] for sides in zip(*pairs, strict=True)))
+    for score, expected in zip(found, ours.score(pairs), strict=True):
+        np.testing.assert_allclose(score.log_probs, expected.token_log_probs, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model that has begun to learn the toy language: its translations end, and differ from each other."""
+    directory = tmp_path_factory.mktemp("trained")
+    config = tiny_config(
+        directory, train__train_steps=500, optimizer__warmup_steps=100, optimizer__learning_rate_factor=0.5,
+        model__d_model=32, model__d_k=16, model__d_v=16, model__d_ff=64, data__tokens_per_batch=512,
+        checkpoint__interval_steps=100, model__dropout=0.0, train__log_interval=50,
+    )  # fmt: skip
+    train(config, str(directory / "run"))
+    return directory / "run"
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_translations_are_ours_where_no_length_penalty_parts_them(trained, tmp_path, beam_size):
+    theirs, ours, tokenizer = export(trained, tmp_path / "ct2"), t2t_jax.load(trained), restore(trained).tokenizer
+    sentences = [source for source, _ in toy_corpus.pairs(20, 2)]
+    found = theirs.translate_batch(
+        [pieces(tokenizer, sentence) for sentence in sentences],
+        beam_size=beam_size,
+        length_penalty=0,
+        min_decoding_length=0,  # 1, the default, takes EOS out of the first softmax
+        max_decoding_length=100,
+        return_scores=True,
+    )
+    expected = ours.translate(sentences, beam_size=beam_size, alpha=0.0, max_extra_length=100)
+    assert len({tuple(result.hypotheses[0]) for result in found}) > 10
+    for result, hypotheses in zip(found, expected, strict=True):
+        assert hypotheses[0].finished and [*result.hypotheses[0], "</s>"] == hypotheses[0].tokens
+        assert result.scores[0] == pytest.approx(hypotheses[0].log_prob, abs=1e-4)
+
+
+def test_positions_reach_beyond_the_longest_sentence(tmp_path):
+    run = models.random_run(tmp_path / "run")
+    theirs, ours, tokenizer = export(run, tmp_path / "ct2"), t2t_jax.load(run), restore(run).tokenizer
+    source = " ".join(["one two"] * 300)
+    tokens = pieces(tokenizer, source)
+    assert 300 < len(tokens) < 1024
+    found = theirs.score_batch([tokens], [tokens])[0].log_probs
+    np.testing.assert_allclose(found, ours.score([(source, source)])[0].token_log_probs, atol=1e-4)
+
+
+def test_the_folder_says_how_text_is_cut(tmp_path):
+    run = models.random_run(tmp_path / "run")
+    export(run, tmp_path / "ct2")
+    assert (tmp_path / "ct2/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
+    tokenizer = restore(run).tokenizer
+    vocabulary = json.loads((tmp_path / "ct2/shared_vocabulary.json").read_text())
+    assert vocabulary == [tokenizer.tokens([i])[0] for i in range(len(tokenizer))]
+
+
+def test_heads_of_another_width_are_refused_by_name(tmp_path):
+    run = models.random_run(tmp_path / "run", d_v=3)
+    with pytest.raises(InputError, match="model.d_k=4, model.d_v=3: CTranslate2 has heads of d_model/num_heads = 4"):
+        export(run, tmp_path / "ct2")

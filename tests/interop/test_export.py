@@ -1,0 +1,93 @@
+"""What all formats share, and the plainest of them: our own parameters as safetensors."""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import main
+from t2t_jax.decoding.translator import restore
+from t2t_jax.errors import InputError
+from t2t_jax.interop.export import export_run, new_folder
+from t2t_jax.model.transformer import Transformer, TransformerConfig
+from tests.interop import models
+
+
+@pytest.fixture
+def run(tmp_path):
+    return models.random_run(tmp_path / "run")
+
+
+def command(capsys, *arguments):
+    code = main.main(["main.py", "--mode=export", *arguments])
+    return code, *capsys.readouterr()
+
+
+def test_safetensors_and_config_rebuild_the_model(run, tmp_path, capsys):
+    load_file = pytest.importorskip("safetensors.numpy").load_file
+    code, output, _ = command(capsys, f"--workdir={run}", "--format=safetensors", f"--output={tmp_path}/out")
+    assert (code, output) == (0, "")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json", "vocab.model"}
+    params = {}
+    for name, value in load_file(tmp_path / "out/model.safetensors").items():
+        *parents, leaf = name.split(".")
+        node = params
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    expected = restore(run)
+    jax.tree.map(np.testing.assert_array_equal, params, expected.params)
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert Transformer(TransformerConfig(**config["model"])) == expected.model and config["step"] == 0
+    assert (tmp_path / "out/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--format=safetensors", "--output=OUT"], "--mode=export needs --workdir"),
+        (["--workdir=RUN", "--output=OUT"], "--mode=export needs --format, for example --format=ctranslate2"),
+        (["--workdir=RUN", "--format=safetensors"], "--mode=export needs --output"),
+        (
+            ["--workdir=RUN", "--format=onnx", "--output=OUT"],
+            "format: unknown value 'onnx'; known: marian, ctranslate2",
+        ),
+        (["--workdir=OUT", "--format=safetensors", "--output=OUT"], "is not a run folder"),
+        (["--workdir=RUN", "--format=safetensors", "--output=OUT", "--step=7"], "has no checkpoint"),
+        (["--workdir=RUN", "--format=safetensors", "--output=RUN"], "run exists and is not an empty folder"),
+    ],
+)
+def test_every_mistake_is_one_line(run, tmp_path, capsys, arguments, said):
+    pytest.importorskip("safetensors")
+    places = {"RUN": str(run), "OUT": str(tmp_path / "out")}
+    for name, place in places.items():
+        arguments = [argument.replace(f"={name}", f"={place}") for argument in arguments]
+    code, output, errors = command(capsys, *arguments)
+    assert code == 2 and output == "" and said in errors.splitlines()[-1]
+    assert not list(tmp_path.glob("out*")) and restore(run).step == 0
+
+
+def test_a_package_that_is_not_there_is_named(run, tmp_path, monkeypatch):
+    for format, package in (("marian", "safetensors"), ("safetensors", "safetensors"), ("ctranslate2", "ctranslate2")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(InputError, match=f"this needs the package {package}; pip install 't2t_jax.interop.'"):
+            export_run(str(run), format=format, output=str(tmp_path / "out"), step=None)
+
+
+def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with new_folder("output", tmp_path / "empty") as folder:
+        (folder / "file").write_text("whole")
+        assert not (tmp_path / "empty/file").exists()
+    assert (tmp_path / "empty/file").read_text() == "whole"
+    with pytest.raises(ZeroDivisionError), new_folder("output", tmp_path / "half") as folder:
+        (folder / "file").write_text("half")
+        raise ZeroDivisionError
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_an_imported_run_has_no_test_set_of_its_own_and_says_so(run, capsys):
+    code = main.main(["main.py", "--mode=evaluate", f"--workdir={run}"])
+    assert code == 2 and "data.train is empty" in capsys.readouterr().err.splitlines()[-1]

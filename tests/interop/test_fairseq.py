@@ -1,0 +1,202 @@
+import argparse
+import os
+
+import jax
+import numpy as np
+import pytest
+import sentencepiece
+
+import t2t_jax
+from t2t_jax.decoding.translator import restore
+from t2t_jax.errors import InputError
+from t2t_jax.interop.from_fairseq import from_fairseq, main
+from t2t_jax.interop.imported import read_torch_file
+from tests.data import toy_corpus
+from tests.interop import models
+
+torch = pytest.importorskip("torch")
+fairseq = pytest.importorskip("tests.interop.fairseq_reference")
+
+
+def dictionary(folder, pieces):
+    """dict.txt, commonest first, filled up to a multiple of 8 as fairseq does; and the symbols by fairseq's ids."""
+    pieces = [*pieces, *(f"madeupword{i:04d}" for i in range(-(len(pieces) + 4) % 8))]
+    path = folder / "dict.txt"
+    path.write_text("".join(f"{piece} {9000 - i}\n" for i, piece in enumerate(pieces)))
+    return path, ["<s>", "<pad>", "</s>", "<unk>", *pieces]
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A SentencePiece model, and the text pieces in it in another order than its own."""
+    spm = tmp_path / "spm.model"
+    spm.write_bytes(models.vocabulary())
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(spm))
+    pieces = [processor.id_to_piece(i) for i in range(3, 340)]
+    return spm, [pieces[i] for i in np.random.default_rng(0).permutation(len(pieces))]
+
+
+def save(folder, args, symbols, kind="args"):
+    """A checkpoint file as older (`args`) and newer (`cfg`) versions of fairseq lay it out."""
+    state = fairseq.random_state(args, len(symbols))
+    saved = {"model": state, "optimizer_history": [], "extra_state": {"epoch": 1}, "args": None, "cfg": None}
+    saved |= {
+        "args": {"args": args},
+        "cfg": {"cfg": {"_name": None, "model": args}},
+        "dict": {"cfg": {"model": vars(args)}},
+    }[kind]
+    torch.save(saved, folder / "checkpoint.pt")
+    return folder / "checkpoint.pt", state
+
+
+def compare(run, args, state, symbols):
+    """The largest difference of logits over ids that both have, our padded batch against fairseq's; and ours."""
+    trained = restore(run)
+    ours = {piece: i for i in range(len(trained.tokenizer)) for piece in trained.tokenizer.tokens([i])}
+    theirs_of = np.array([symbols.index(piece) for piece in sorted(ours, key=ours.get) if piece in symbols])
+    inputs, targets = models.batch(340)
+    logits = np.asarray(jax.jit(trained.model.apply)({"params": trained.params}, inputs, targets))
+    previous = np.concatenate([np.full((3, 1), fairseq.EOS), theirs_of[targets[:, :-1]]], axis=1)
+    lengths = (inputs != 0).sum(axis=1)
+    source = np.stack([np.roll(theirs_of[row], -length) for row, length in zip(inputs, lengths, strict=True)])
+    assert (source[1, :7] == fairseq.PAD).all()  # on the left, as fairseq pads sources
+    found = fairseq.forward(args, state, torch.tensor(source), torch.tensor(previous)).numpy()[..., theirs_of]
+    shared = [ours[symbols[i]] for i in theirs_of]
+    return np.abs(found - logits[..., shared])[targets != 0].max(), logits
+
+
+VARIANTS = [
+    {},
+    {"share_all_embeddings": False},
+    {"share_all_embeddings": False, "share_decoder_input_output_embed": True},
+    {"encoder_normalize_before": True, "decoder_normalize_before": True},
+    {"encoder_learned_pos": True, "decoder_learned_pos": True},
+    {"no_scale_embedding": True},
+]
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_our_logits_are_fairseqs(tmp_path, parts, changes):
+    spm, pieces = parts
+    path, symbols = dictionary(tmp_path, pieces)
+    args = fairseq.arguments(**changes)
+    checkpoint, state = save(tmp_path, args, symbols)
+    from_fairseq(checkpoint, [path, path], tmp_path / "run", sentencepiece=spm)
+    difference, logits = compare(tmp_path / "run", args, state, symbols)
+    assert logits.std() > 1 and difference < 1e-4
+    config = restore(tmp_path / "run").model.config
+    shared = changes.get("share_all_embeddings", True) and not changes.get("no_scale_embedding", False)
+    assert (config.positions, config.share_embeddings, config.attention_bias) == ("learned", shared, True)
+
+
+@pytest.mark.parametrize("kind", ["cfg", "dict"])
+def test_newer_checkpoints_keep_their_options_elsewhere(tmp_path, parts, kind):
+    spm, pieces = parts
+    path, symbols = dictionary(tmp_path, pieces)
+    args = fairseq.arguments()
+    checkpoint, state = save(tmp_path, args, symbols, kind)
+    assert main([str(checkpoint), str(path), str(tmp_path / "run"), f"--sentencepiece={spm}"]) == 0
+    assert compare(tmp_path / "run", args, state, symbols)[0] < 1e-4
+    translator = t2t_jax.load(tmp_path / "run")
+    assert translator.translate(["one two"], max_extra_length=3)[0][0].num_tokens > 0
+    assert restore(tmp_path / "run").run.config["data"]["target_language"] == "de"
+
+
+def test_pieces_that_the_dictionary_lacks_are_never_written_nor_read(tmp_path, parts):
+    spm, pieces = parts
+    lacking = [piece for piece in pieces if piece in ("▁seven", "▁acht", "e", "▁dr")]
+    assert len(lacking) > 1
+    path, symbols = dictionary(tmp_path, [piece for piece in pieces if piece not in lacking])
+    args = fairseq.arguments()
+    checkpoint, _ = save(tmp_path, args, symbols)
+    from_fairseq(checkpoint, [path], tmp_path / "run", sentencepiece=spm)
+    trained = restore(tmp_path / "run")
+    inputs, targets = models.batch(340)
+    logits = np.asarray(jax.jit(trained.model.apply)({"params": trained.params}, inputs, targets))
+    index = [i for i in range(len(trained.tokenizer)) if trained.tokenizer.tokens([i])[0] in lacking]
+    assert len(index) == len(lacking)
+    np.testing.assert_allclose(logits[..., index], -1e4, rtol=1e-3)
+    for source, target in toy_corpus.pairs(30, 0):
+        for text in (source, target):
+            ids = trained.tokenizer.encode(text)
+            assert trained.tokenizer.decode(ids) == text and not set(ids) & set(index)
+
+
+def test_text_is_cut_as_the_given_model_cuts_it(tmp_path, parts):
+    spm, pieces = parts
+    path, symbols = dictionary(tmp_path, pieces)
+    checkpoint, _ = save(tmp_path, fairseq.arguments(), symbols)
+    from_fairseq(checkpoint, [path], tmp_path / "run", sentencepiece=spm)
+    ours, given = restore(tmp_path / "run").tokenizer, sentencepiece.SentencePieceProcessor(model_file=str(spm))
+    for text in [side for pair in toy_corpus.pairs(20, 5) for side in pair] + ["Bäume – “x” 日本"]:
+        assert ours.tokens(ours.encode(text))[:-1] == given.encode(text, out_type=str)
+        assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"activation_fn": "gelu"}, "activation_fn is 'gelu'; our model has 'relu' only"),
+        ({"adaptive_softmax_cutoff": "100,200"}, "adaptive_softmax_cutoff is '100,200'"),
+        ({"layernorm_embedding": True}, "layernorm_embedding is True"),
+        ({"decoder_normalize_before": True}, "encoder_normalize_before=False, decoder_normalize_before=True"),
+        ({"decoder_layers": 3}, "encoder_layers=2, decoder_layers=3"),
+        (
+            {"encoder_ffn_embed_dim": 24, "decoder_ffn_embed_dim": 24},
+            "feed_forward/hidden/bias is .20,., its config and vocabulary say .24,.",
+        ),
+        ({"encoder_layers": 1, "decoder_layers": 1}, "our model has nothing for decoder.layers.1"),
+    ],
+)
+def test_what_we_lack_is_refused_by_name(tmp_path, parts, changes, said):
+    spm, pieces = parts
+    path, symbols = dictionary(tmp_path, pieces)
+    checkpoint, state = save(tmp_path, fairseq.arguments(), symbols)
+    torch.save({"model": state, "args": fairseq.arguments(**changes)}, checkpoint)
+    with pytest.raises(InputError, match=said):
+        from_fairseq(checkpoint, [path], tmp_path / "run", sentencepiece=spm)
+    assert not list(tmp_path.glob("run*"))
+
+
+def test_dictionaries_that_do_not_fit_are_refused(tmp_path, parts):
+    spm, pieces = parts
+    path, symbols = dictionary(tmp_path, pieces)
+    checkpoint, _ = save(tmp_path, fairseq.arguments(), symbols)
+    other = tmp_path / "other.txt"
+    other.write_text(path.read_text() + "more 1\n")
+    with pytest.raises(InputError, match="differ; our model has one vocabulary for both"):
+        from_fairseq(checkpoint, [path, other], tmp_path / "run", sentencepiece=spm)
+    with pytest.raises(InputError, match=f"{len(symbols) + 1} symbols .* embeddings of {len(symbols)}"):
+        from_fairseq(checkpoint, [other], tmp_path / "run", sentencepiece=spm)
+    with pytest.raises(InputError, match="not a SentencePiece model"):
+        from_fairseq(checkpoint, [path], tmp_path / "run", sentencepiece=path)
+
+
+class Malicious:
+    """Unpickled by a careless reader, it makes a folder."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_a_malicious_checkpoint_is_refused_and_nothing_in_it_is_run(tmp_path, parts, capsys):
+    spm, pieces = parts
+    path, _ = dictionary(tmp_path, pieces)
+    trap, checkpoint = tmp_path / "trap", tmp_path / "checkpoint.pt"
+    torch.save({"model": {}, "args": argparse.Namespace(x=Malicious(trap))}, checkpoint)
+    assert main([str(checkpoint), str(path), str(tmp_path / "run"), f"--sentencepiece={spm}"]) == 2
+    errors = capsys.readouterr().err
+    assert len(errors.splitlines()) == 1 and "nothing in it was run" in errors and "mkdir" in errors
+    assert not trap.exists()
+    torch.load(checkpoint, weights_only=False)
+    assert trap.exists()  # the trap does work
+
+
+def test_damaged_files_are_one_line(tmp_path):
+    for content in (b"", b"not a checkpoint", b"PK\x03\x04 cut short"):
+        (tmp_path / "checkpoint.pt").write_bytes(content)
+        with pytest.raises(InputError, match="checkpoint.pt"):
+            read_torch_file("checkpoint", tmp_path / "checkpoint.pt")

@@ -1,0 +1,212 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import t2t_jax
+from t2t_jax.decoding.translator import restore
+from t2t_jax.errors import InputError
+from t2t_jax.interop.export import export_run
+from t2t_jax.interop.from_marian import from_marian, main
+from tests.data import toy_corpus
+from tests.interop import models
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+VARIANTS = [{}, {"attention_bias": True}, {"share_embeddings": False}, {"num_heads": 2, "d_k": 8, "d_v": 8}]
+
+
+def export(run, folder):
+    export_run(str(run), format="marian", output=str(folder), step=None)
+    return folder
+
+
+def marian_logits(folder, inputs, targets):
+    model = transformers.MarianMTModel.from_pretrained(folder).eval()
+    start = model.config.decoder_start_token_id
+    shifted = np.concatenate([np.full((len(targets), 1), start), targets[:, :-1]], axis=1)
+    with torch.no_grad():
+        return model(
+            input_ids=torch.tensor(inputs, dtype=torch.long),
+            attention_mask=torch.tensor(inputs != 0),
+            decoder_input_ids=torch.tensor(shifted, dtype=torch.long),
+            decoder_attention_mask=torch.ones(targets.shape),
+        ).logits.numpy()
+
+
+def our_logits(run, inputs, targets):
+    trained = restore(run)
+    return np.asarray(jax.jit(trained.model.apply)({"params": trained.params}, inputs, targets))
+
+
+def difference(a, b, targets):
+    """The largest, where there is a target; ids all count."""
+    return np.abs(a - b)[targets != 0].max()
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_transformers_computes_our_logits(tmp_path, changes):
+    """With our ε set to PyTorch's, which is the only one that Marian's layers have."""
+    run = models.random_run(tmp_path / "run", layer_norm_epsilon=1e-5, **changes)
+    folder = export(run, tmp_path / "marian")
+    inputs, targets = models.batch(340)
+    ours = our_logits(run, inputs, targets)
+    assert ours.std() > 1 and difference(marian_logits(folder, inputs, targets), ours, targets) < 1e-4
+
+
+def test_our_own_epsilon_is_near_enough(tmp_path):
+    run = models.random_run(tmp_path / "run")
+    folder = export(run, tmp_path / "marian")
+    inputs, targets = models.batch(340)
+    assert difference(marian_logits(folder, inputs, targets), our_logits(run, inputs, targets), targets) < 1e-4
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_import_of_export_is_the_same_bit_for_bit(tmp_path, changes):
+    run = models.random_run(tmp_path / "run", **changes)
+    from_marian(export(run, tmp_path / "marian"), tmp_path / "again")
+    before, after = restore(run), restore(tmp_path / "again")
+    assert (run / "vocab.model").read_bytes() == (tmp_path / "again/vocab.model").read_bytes()
+    expected = before.params
+    if not before.model.config.share_embeddings:  # rows for id 0 of the input tables, which nothing reads, are not kept
+        for side in ("source_embedding", "target_embedding"):
+            expected = expected | {side: {"table": jnp.asarray(expected[side]["table"]).at[0].set(0)}}
+    jax.tree.map(np.testing.assert_array_equal, after.params, expected)
+    changed = {"layer_norm_epsilon": 1e-5, "max_positions": 256}  # as Marian computes; unused
+    assert vars(after.model.config) == vars(before.model.config) | changed
+
+
+def test_marian_tokenizer_cuts_text_as_we_do_and_puts_it_together_again(tmp_path):
+    run = models.random_run(tmp_path / "run")
+    tokenizer = transformers.MarianTokenizer.from_pretrained(export(run, tmp_path / "marian"))
+    sentences = [s for s, _ in toy_corpus.pairs(5, 3)] + ["fünf Bäume, 12 € – “so”", "x"]
+    ours = restore(run).tokenizer
+    found = tokenizer(sentences, padding=True)
+    for sentence, ids, mask in zip(sentences, found["input_ids"], found["attention_mask"], strict=True):
+        wanted = ours.encode(sentence)
+        assert ids == wanted + [0] * (len(ids) - len(wanted)) and sum(mask) == len(wanted)
+        assert tokenizer.decode(ids, skip_special_tokens=True) == sentence == ours.decode(ids)
+    assert tokenizer(text_target=["zwei"])["input_ids"] == [ours.encode("zwei")]
+
+
+def test_generate_finds_our_translations(tmp_path):
+    run = models.random_run(tmp_path / "run", seed=3)
+    folder = export(run, tmp_path / "marian")
+    model = transformers.MarianMTModel.from_pretrained(folder).eval()
+    tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
+    sentences = [s for s, _ in toy_corpus.pairs(6, 4)]
+    found = model.generate(**tokenizer(sentences, padding=True, return_tensors="pt"), num_beams=1, max_length=12)
+    ours = t2t_jax.load(run).translate(sentences, beam_size=1, alpha=0.0, max_extra_length=20)
+    for ids, hypotheses in zip(found, ours, strict=True):
+        theirs = tokenizer.convert_ids_to_tokens([i for i in ids.tolist()[1:] if i != 0])
+        count = min(len(theirs), len(hypotheses[0].tokens), 11)  # the length limits are not the same
+        assert count > 1 and theirs[: count - 1] == hypotheses[0].tokens[: count - 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"d_k": 5}, "model.d_k=5, model.d_v=4: Marian has heads of d_model/num_heads = 4 only"),
+        ({"positions": "t2t"}, "model.positions='t2t': Marian has 'sinusoidal' only"),
+        ({"positions": "learned"}, "model.positions='learned': Marian has 'sinusoidal' only"),
+        ({"norm": "pre"}, "model.norm='pre': Marian has 'post' only"),
+    ],
+)
+def test_what_marian_lacks_is_refused_by_name(tmp_path, changes, said):
+    run = models.random_run(tmp_path / "run", **changes)
+    with pytest.raises(InputError, match=said):
+        export(run, tmp_path / "marian")
+    assert not list(tmp_path.glob("marian*"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return export(models.random_run(tmp_path / "run"), tmp_path / "marian")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("model_type", "bart", "model_type is 'bart'"),
+        ("activation_function", "swish", "activation_function is 'swish'; our model has 'relu' only"),
+        ("decoder_layers", 3, "encoder_layers=2, decoder_layers=3"),
+        ("decoder_ffn_dim", 3, "encoder_ffn_dim=20, decoder_ffn_dim=3"),
+        ("decoder_start_token_id", 5, "decoder_start_token_id=5 must be <pad> .0. with a zero embedding"),
+        ("encoder_layers", 1, "encoder_layers=1, decoder_layers=2"),
+    ],
+)
+def test_what_we_lack_is_refused_by_name(folder, tmp_path, field, value, said):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(InputError, match=said):
+        from_marian(folder, tmp_path / "again")
+    assert not list(tmp_path.glob("again*"))
+
+
+def test_parameters_that_do_not_fit_are_refused_by_name(folder, tmp_path):
+    from safetensors.numpy import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    for name, value, said in [
+        ("final_logits_bias", np.ones((1, 340), np.float32), "final_logits_bias is not zero"),
+        ("model.encoder.adapter.weight", np.ones(3, np.float32), "our model has nothing for encoder.adapter.weight"),
+        ("model.encoder.layers.0.fc1.weight", None, "no parameter encoder.layers.0.fc1.weight"),
+        ("model.encoder.layers.0.fc1.bias", np.ones(3, np.float32), "hidden/bias is .3,., its config"),
+        ("model.decoder.layers.0.self_attn.q_proj.bias", np.ones(3, np.float32), "q_proj.bias has 3 values"),
+    ]:
+        changed = {key: x for key, x in (state | {name: value}).items() if x is not None}
+        save_file(changed, folder / "model.safetensors")
+        with pytest.raises(InputError, match=said):
+            from_marian(folder, tmp_path / "again")
+
+
+def test_two_vocabularies_are_refused(folder, tmp_path):
+    (folder / "target.spm").write_bytes(models.vocabulary(335))
+    with pytest.raises(InputError, match="source.spm and target.spm differ"):
+        from_marian(folder, tmp_path / "again")
+
+
+def test_a_model_made_and_saved_by_transformers_comes_in(tmp_path):
+    """Another order of ids, tied embeddings, unscaled: what Marian's own defaults are, but for ReLU."""
+    ours = restore(models.random_run(tmp_path / "run")).tokenizer
+    order = np.random.default_rng(0).permutation(340)  # their id of each of our pieces
+    config = transformers.MarianConfig(
+        vocab_size=340, d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=20, decoder_ffn_dim=20,
+        encoder_attention_heads=4, decoder_attention_heads=4, activation_function="relu", pad_token_id=int(order[0]),
+        eos_token_id=int(order[1]), forced_eos_token_id=int(order[1]), decoder_start_token_id=int(order[0]),
+        scale_embedding=False, max_position_embeddings=50,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MarianMTModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.2 * torch.randn_like(parameter)
+        model.model.shared.weight[order[0]] = 0
+    model.save_pretrained(tmp_path / "theirs")
+    pieces = {ours.tokens([i])[0]: int(order[i]) for i in range(340)}
+    (tmp_path / "theirs/vocab.json").write_text(json.dumps(pieces))
+    for side in ("source", "target"):
+        (tmp_path / f"theirs/{side}.spm").write_bytes((tmp_path / "run/vocab.model").read_bytes())
+    assert main([str(tmp_path / "theirs"), str(tmp_path / "again")]) == 0
+    inputs, targets = models.batch(340)
+    found = our_logits(tmp_path / "again", inputs, targets)
+    shifted = np.concatenate([np.zeros((3, 1), int), targets[:, :-1]], axis=1)
+    with torch.no_grad():
+        arguments = {
+            "input_ids": torch.tensor(order[inputs]),
+            "attention_mask": torch.tensor(inputs != 0),
+            "decoder_input_ids": torch.tensor(order[shifted]),
+        }
+        theirs = model.eval()(**arguments).logits.numpy()[..., order]
+    assert theirs.std() > 0.5 and difference(found, theirs, targets) < 1e-4
+
+
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
+    assert main([str(tmp_path), str(tmp_path / "again")]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: folder: no file") and len(errors.splitlines()) == 1

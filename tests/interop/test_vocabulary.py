@@ -1,0 +1,46 @@
+import pytest
+import sentencepiece
+
+from t2t_jax.errors import InputError
+from t2t_jax.interop.vocabulary import in_our_order
+from tests.interop import models
+
+NAMES = {"pad": "<pad>", "eos": "</s>", "unknown": "<unk>"}
+
+
+def symbols(model):
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    return [processor.id_to_piece(i) for i in range(len(processor))]
+
+
+def test_a_model_in_our_order_stays_as_it_is():
+    model = models.vocabulary()
+    found = in_our_order(model, {name: i for i, name in enumerate(symbols(model))}, **NAMES)
+    assert found.model == model and found.ids.tolist() == list(range(340))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_model_in_another_order_gets_ours_and_cuts_text_the_same(tmp_path, kind):
+    """SentencePiece's own defaults: 0 unknown, 1 <s>, 2 </s>, no padding."""
+    text = ["one two three four five six seven eight", "a tree, a house", "eins zwei drei"] * 9
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(text), model_prefix=str(tmp_path / "spm"), vocab_size=40, model_type=kind,
+        hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    given = (tmp_path / "spm.model").read_bytes()
+    pieces = [piece for piece in symbols(given) if not piece.startswith("<")]
+    ids = {name: 7 * i for i, name in enumerate(["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces), "<en>"])}
+    found = in_our_order(given, ids, **NAMES)
+    names = symbols(found.model)
+    assert names[:3] == ["<pad>", "</s>", "<unk>"] and names[-1] == "<en>" and set(names) == set(ids)
+    assert [ids[name] for name in names] == found.ids.tolist()
+    before, after = (sentencepiece.SentencePieceProcessor(model_proto=model) for model in (given, found.model))
+    assert (after.pad_id(), after.eos_id(), after.unk_id()) == (0, 1, 2)
+    for sentence in [*text, "a <s> <en> of § 3"]:
+        assert after.encode(sentence, out_type=str) == before.encode(sentence, out_type=str)
+        assert after.decode(after.encode(sentence)) == before.decode(before.encode(sentence))
+
+
+def test_a_dictionary_without_the_special_symbols_is_refused():
+    with pytest.raises(InputError, match="the dictionary has no </s>; it must have <pad>, </s> and <unk>"):
+        in_our_order(models.vocabulary(), {"<pad>": 0, "<unk>": 1}, **NAMES)
