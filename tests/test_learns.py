@@ -8,7 +8,8 @@ from tests.runs import tiny_config
 
 def test_reverses_sequences_to_near_perfect_accuracy(tmp_path, capsys):
     config = tiny_config(
-        tmp_path, model__dropout=0.0, model__d_model=64, model__d_ff=128, model__num_heads=4, model__d_k=16, model__d_v=16,
+        tmp_path, model__dropout=0.0, model__d_model=64, model__d_ff=128,
+        model__num_heads=4, model__d_k=16, model__d_v=16,
         data__tokens_per_batch=512, optimizer__warmup_steps=100, train__train_steps=800, checkpoint__interval_steps=50,
     )  # fmt: skip
     config.data.update(toy_corpus.write_splits(tmp_path, train=3000))
