@@ -172,7 +172,7 @@ def restore(path: str | Path, step: int | None = None) -> TrainedModel:
     model = Transformer(TransformerConfig(vocab_size=len(tokenizer), **run.config["model"]))
     averaged, last = (Checkpoints(folder) for folder in (run.averaged, run.checkpoints))
     checkpoints = averaged if averaged.steps() and step in (None, *averaged.steps()) else last
-    if not checkpoints.steps():
+    if step is None and not checkpoints.steps():
         raise InputError(f"workdir: {path} has no checkpoint yet; train it with --config=…")
     step = checkpoints.steps()[-1] if step is None else step
     checkpoint = checkpoints.restore(step, param_shapes(model))
