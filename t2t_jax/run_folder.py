@@ -77,6 +77,10 @@ class RunFolder:
         """The run's whole configuration, as plain values."""
         return read_json(self._config)
 
+    def decode_options(self, **given: Any) -> dict[str, Any]:
+        """The run's own options of decoding, replaced by those `given` that are not None."""
+        return self.config["decode"] | {name: value for name, value in given.items() if value is not None}
+
     def copy_vocabulary(self, source: Path) -> None:
         """Keeps the vocabulary with the run, so that reading it needs nothing else."""
         shutil.copyfile(source, self.vocabulary)

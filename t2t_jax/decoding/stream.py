@@ -21,8 +21,7 @@ def translate_run(
     workdir: str, source: BinaryIO, output: TextIO, *, step: int | None, output_format: str, n_best: int, **options: Any
 ) -> None:
     """`translate_stream` with a run's translator, and its own options where `options` are None."""
-    own = RunFolder.open(workdir).config["decode"]
-    options = own | {name: value for name, value in options.items() if value is not None}
+    options = RunFolder.open(workdir).decode_options(**options)
     check_options(n_best=n_best, **options)
     translate_stream(load(workdir, step), source, output, output_format=output_format, n_best=n_best, **options)
 

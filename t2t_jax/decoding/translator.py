@@ -20,7 +20,7 @@ from t2t_jax.data.tokenizer import Tokenizer
 from t2t_jax.decoding.beam_search import Hypotheses, beam_search
 from t2t_jax.errors import InputError
 from t2t_jax.files import read_text
-from t2t_jax.model.transformer import Transformer, TransformerConfig, reorder_cache
+from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes, reorder_cache
 from t2t_jax.run_folder import RunFolder
 
 # Batches come in few shapes, each compiled once: lengths and rows are rounded up to these.
@@ -183,12 +183,6 @@ def restore(path: str | Path, step: int | None = None) -> TrainedModel:
     kind = "averaged checkpoint" if checkpoints is averaged else "checkpoint"
     print(f"{path}: {kind} {step}", file=sys.stderr)
     return TrainedModel(run, model, checkpoint.params, tokenizer, step)
-
-
-def param_shapes(model: Transformer) -> Any:
-    """Shapes and dtypes of the model's parameters, nothing allocated."""
-    ids = jnp.ones((1, 2), jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
 
 
 @functools.partial(jax.jit, static_argnames=("model", "beam_size", "alpha", "n_best", "max_steps"))

@@ -73,8 +73,7 @@ def evaluate_run(
     else:
         sides, entry = (read_text("source", source), read_text("reference", reference)), f"{source} {reference}"
     translator = load(workdir, step)
-    options = run.config["decode"] | {name: value for name, value in options.items() if value is not None}
-    scores = evaluate(translator, *sides, **options).scores
+    scores = evaluate(translator, *sides, **run.decode_options(**options)).scores
     if output:
         write_json(Path(output), scores)
     else:

@@ -13,11 +13,10 @@ import jax
 
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data.tokenizer import Tokenizer
-from t2t_jax.decoding.translator import param_shapes
 from t2t_jax.errors import InputError, StopError
 from t2t_jax.interop.export import need, new_folder
 from t2t_jax.interop.torch_names import Params
-from t2t_jax.model.transformer import Transformer, TransformerConfig
+from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
 from t2t_jax.run_folder import RunFolder
 
 

@@ -304,8 +304,12 @@ def reorder_cache(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
     return cache | {"layers": layers}
 
 
-def num_parameters(config: TransformerConfig) -> int:
-    """The number of trained values (recipe: Table 3's last column), without allocating them."""
+def param_shapes(model: Transformer) -> Any:
+    """Shapes and dtypes of the model's parameters, nothing allocated."""
     ids = jnp.ones((1, 2), jnp.int32)
-    shapes = jax.eval_shape(Transformer(config).init, jax.random.key(0), ids, ids)
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    return jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
+
+
+def num_parameters(config: TransformerConfig) -> int:
+    """The number of trained values (Table 3's last column)."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(param_shapes(Transformer(config))))
