@@ -46,12 +46,13 @@ def evaluate(args: flags.FlagValues) -> None:
 
 def translate(args: flags.FlagValues) -> None:
     workdir = required(args, "workdir")
+    from t2t_jax.decoding.sampling import Sampling
     from t2t_jax.decoding.stream import translate_run
 
-    streams = sys.stdin.buffer, sys.stdout
-    translate_run(
-        workdir, *streams, step=args.step, output_format=args.output_format, n_best=args.n_best, **decode_options(args)
-    )
+    sampling = Sampling(args.temperature, args.top_k, args.top_p) if args.sample else None
+    names = ("n_best", "min_length", "no_repeat_ngram", "groups", "diversity", "target_prefix", "seed", "dtype")
+    options = decode_options(args) | {name: args[name].value for name in (*names, "output_format", "step")}
+    translate_run(workdir, sys.stdin.buffer, sys.stdout, sampling=sampling, **options)
 
 
 def score(args: flags.FlagValues) -> None:
@@ -91,7 +92,7 @@ def define_flags() -> flags.FlagValues:
     )
     define = {
         flags.DEFINE_string: {
-            "workdir": (None, "RUN, the folder of a run."),
+            "workdir": (None, "RUN, the folder of a run; RUN1,RUN2 is an ensemble, for translate, score and evaluate."),
             "source": (None, "A text file, one sentence a line."),
             "target": (None, "Its translations, for --mode=score."),
             "reference": (None, "Its reference translations, for --mode=evaluate."),
@@ -101,21 +102,34 @@ def define_flags() -> flags.FlagValues:
             ),
             "format": (None, "What --mode=export writes: marian, ctranslate2 or safetensors."),
             "steps": (None, "Average the checkpoints at these steps: a,b,c."),
+            "target_prefix": (None, "A text file: how the translation of each line begins."),
         },
         flags.DEFINE_integer: {
             "step": (None, "The checkpoint; by default the averaged one if there is one, else the last."),
             "last": (None, "Average this many of the newest checkpoints."),
             "n_best": (1, "Translations of each sentence."),
+            "min_length": (0, "Subwords a translation has at least, EOS included."),
+            "no_repeat_ngram": (0, "No so many subwords in a row twice; 0: as the model likes."),
+            "groups": (1, "Groups of a diverse beam; must divide --beam_size."),
+            "top_k": (0, "Sample from this many of the likeliest subwords; 0: from all."),
+            "seed": (0, "Of --sample; the same seed and sentence give the same samples."),
             "beam_size": (None, f"Beam width; {by_default}."),
             "max_extra_length": (None, f"Subwords a translation may have beyond its source's; {by_default}."),
         },
-        flags.DEFINE_float: {"alpha": (None, f"Length penalty; {by_default}.")},
+        flags.DEFINE_float: {
+            "alpha": (None, f"Length penalty; {by_default}."),
+            "diversity": (0.5, "How much a group avoids what the groups before it say."),
+            "temperature": (1.0, "Of --sample: probabilities to the power of 1/temperature."),
+            "top_p": (1.0, "Sample from the fewest subwords that together have this probability."),
+        },
     }
     for kind, described in define.items():
         for name, (default, text) in described.items():
             kind(name, default, text, flag_values=args)
     flags.DEFINE_enum("mode", "train", list(MODES), "What to do.", flag_values=args)
     flags.DEFINE_enum("output_format", "text", ["text", "jsonl"], "Of --mode=translate.", flag_values=args)
+    flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "What to compute in.", flag_values=args)
+    flags.DEFINE_boolean("sample", False, "Draw --n_best samples instead of searching.", flag_values=args)
     flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=args)
     return args
 

@@ -3,8 +3,8 @@
 __version__ = "0.1.0"
 
 
-def load(run: str, step: int | None = None):
+def load(run: str, step: int | None = None, *, dtype: str = "float32"):
     """A `Translator` from a run folder; `step=None` takes the averaged checkpoint, else the last."""
     from t2t_jax.decoding.translator import load
 
-    return load(run, step)
+    return load(run, step, dtype=dtype)

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from t2t_jax.errors import InputError
 
@@ -21,12 +21,17 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
             ) from None
 
 
-def read_text(field: str, path: str | Path) -> list[str]:
-    """All lines of the text file that `field` names."""
+def open_text(field: str, path: str | Path) -> BinaryIO:
+    """The text file that `field` names, for `read_lines`."""
     path = Path(path).expanduser()
     if not path.is_file():
         raise InputError(f"{field}: no file {path}; give a plain-text file with one sentence a line")
-    with path.open("rb") as file:
+    return path.open("rb")
+
+
+def read_text(field: str, path: str | Path) -> list[str]:
+    """All lines of the text file that `field` names."""
+    with open_text(field, path) as file:
         return list(read_lines(file, str(path)))
 
 

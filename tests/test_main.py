@@ -221,3 +221,35 @@ def test_a_run_without_a_checkpoint_is_refused(command, tmp_path, run):
         (tmp_path / "run" / name).write_bytes((Path(run) / name).read_bytes())
     code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", stdin=b"one\n")
     assert code == 2 and "has no checkpoint yet" in errors
+
+
+def test_translate_takes_every_option_of_the_search(command, run, tmp_path):
+    lines = b"one two\n\nthree four five\n"
+    (tmp_path / "prefix.txt").write_text("drei\n\nvier\n")
+    translate = lambda *options: command("--mode=translate", f"--workdir={run}", *options, stdin=lines)
+    hypotheses = lambda output: [json.loads(line)["hypotheses"] for line in output.splitlines()]
+
+    _, output, _ = translate("--output_format=jsonl", "--min_length=5")
+    assert all(h[0]["num_tokens"] >= 5 for h in (hypotheses(output)[i] for i in (0, 2)))
+    _, output, _ = translate(f"--target_prefix={tmp_path}/prefix.txt")
+    assert [line.split()[:1] for line in output.splitlines()] == [["drei"], [], ["vier"]]
+    sampled = [translate("--sample", "--n_best=3", "--temperature=2", f"--seed={seed}") for seed in (1, 1, 2)]
+    assert sampled[0] == sampled[1] != sampled[2]
+    _, output, _ = translate("--output_format=jsonl", "--groups=2", "--diversity=50", "--n_best=2")
+    assert len(hypotheses(output)[2]) == 2
+    assert translate(f"--workdir={run},{run}")[1] == translate()[1]
+    assert translate("--dtype=bfloat16", "--no_repeat_ngram=2")[0] == 0
+
+
+def test_mistakes_in_the_options_of_the_search_are_one_line(command, run, tmp_path):
+    (tmp_path / "prefix.txt").write_text("drei\n")
+    for arguments, said in [
+        (["--groups=3"], "groups must divide beam_size=4; got 3"),
+        (["--sample", "--top_p=2"], "top_p must be above 0 and at most 1; got 2.0"),
+        ([f"--target_prefix={tmp_path}/prefix.txt"], "--target_prefix has 1 lines, standard input more"),
+        ([f"--target_prefix={tmp_path}/none.txt"], "target_prefix: no file"),
+    ]:
+        code, output, errors = command("--mode=translate", f"--workdir={run}", *arguments, stdin=b"one\ntwo\n")
+        assert code == 2 and len(output.splitlines()) < 2 and said in errors.splitlines()[-1], errors
+    code, _, errors = command("--mode=evaluate", f"--workdir={run},{run}")
+    assert code == 2 and "give --output=FILE" in errors

@@ -1,15 +1,20 @@
 """§6.1: translating text that arrives on a stream, in order, with bounded memory."""
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import queue
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
 
+from tqdm import tqdm
+
 from t2t_jax.decoding.translator import Hypothesis, Translator, check_options, load
-from t2t_jax.errors import choice
-from t2t_jax.files import read_lines
+from t2t_jax.errors import InputError, choice
+from t2t_jax.files import open_text, read_lines
 from t2t_jax.run_folder import RunFolder
 
 _WINDOW = 4096  # lines read, sorted by length and translated together
@@ -18,23 +23,70 @@ _END = object()
 
 
 def translate_run(
-    workdir: str, source: BinaryIO, output: TextIO, *, step: int | None, output_format: str, n_best: int, **options: Any
+    workdir: str,
+    source: BinaryIO,
+    output: TextIO,
+    *,
+    step: int | None,
+    dtype: str,
+    output_format: str,
+    target_prefix: str | None,
+    seed: int,
+    **options: Any,
 ) -> None:
-    """`translate_stream` with a run's translator, and its own options where `options` are None."""
-    options = RunFolder.open(workdir).decode_options(**options)
-    check_options(n_best=n_best, **options)
-    translate_stream(load(workdir, step), source, output, output_format=output_format, n_best=n_best, **options)
+    """`translate_stream` with a run's translator, or an ensemble's, and the first run's options where they are None."""
+    options = RunFolder.open(workdir.split(",")[0]).decode_options(**options)
+    check_options(**options)
+    with open_text("target_prefix", target_prefix) if target_prefix else contextlib.nullcontext() as file:
+        translate_stream(
+            load(workdir, step, dtype=dtype), source, output, output_format=output_format,
+            prefixes=file and read_lines(file, target_prefix), seed=seed, **options,
+        )  # fmt: skip
 
 
 def translate_stream(
-    translator: Translator, source: BinaryIO, output: TextIO, *, output_format: str, **options: Any
+    translator: Translator,
+    source: BinaryIO,
+    output: TextIO,
+    *,
+    output_format: str,
+    prefixes: Iterable[str] | None = None,
+    **options: Any,
 ) -> None:
-    """Writes one line for each line of `source`, in order; `options` are those of `Translator.translate`."""
+    """Writes one line for each line of `source`, in order, and shows on standard error how far it is.
+
+    `prefixes` has the beginning of each translation; `options` are those of `Translator.translate`.
+    """
     write = {"text": _text, "jsonl": _json}[choice("output_format", output_format, ["text", "jsonl"])]
-    for window in _windows(read_lines(source, "standard input")):
-        for line, hypotheses in zip(window, translator.translate(window, **options), strict=True):
-            output.write(write(line, hypotheses) + "\n")
-        output.flush()
+    pairs = _with_prefixes(read_lines(source, "standard input"), prefixes)
+    with _progress_bar(source) as bar:
+        for window in _windows(pairs):
+            lines = [line for line, _ in window]
+            begun = [prefix for _, prefix in window] if prefixes is not None else None
+            found = translator.translate(lines, prefixes=begun, on_progress=bar.update, **options)
+            for line, hypotheses in zip(lines, found, strict=True):
+                output.write(write(line, hypotheses) + "\n")
+            output.flush()
+
+
+def _progress_bar(source: BinaryIO) -> tqdm:
+    """Lines done, once it takes more than a moment; not where a person types them."""
+    interval = 0.5 if sys.stderr.isatty() else 60
+    return tqdm(
+        unit=" lines", file=sys.stderr, delay=2, mininterval=interval, maxinterval=interval, dynamic_ncols=True,
+        disable=source.isatty(),
+    )  # fmt: skip
+
+
+def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
+    prefixes = itertools.repeat("") if prefixes is None else iter(prefixes)
+    for number, line in enumerate(lines, start=1):
+        prefix = next(prefixes, None)
+        if prefix is None:
+            raise InputError(
+                f"--target_prefix has {number - 1} lines, standard input more; give each line one, which may be empty"
+            )
+        yield line, prefix
 
 
 def _text(line: str, hypotheses: list[Hypothesis]) -> str:
@@ -47,7 +99,7 @@ def _json(line: str, hypotheses: list[Hypothesis]) -> str:
     return json.dumps(answer, ensure_ascii=False)
 
 
-def _windows(lines: Iterable[str]) -> Iterator[list[str]]:
+def _windows(lines: Iterable[Any]) -> Iterator[list[Any]]:
     """Whatever lines have arrived, at least one and at most `_WINDOW`: a lone line never waits for more."""
     arrived = queue.Queue(maxsize=2 * _WINDOW)
     threading.Thread(target=_read, args=(lines, arrived), daemon=True).start()

@@ -1,9 +1,11 @@
 """§6.1: a trained model as a translator: text in, text and probabilities out."""
 
+import collections
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +19,12 @@ from jaxtyping import Array, Float, Int
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data.tokenizer import Tokenizer
-from t2t_jax.decoding.beam_search import Hypotheses, beam_search
-from t2t_jax.errors import InputError
+from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
+from t2t_jax.decoding.pool import Models, Request, average_probabilities, pad, rows_of, search_all, width_of
+from t2t_jax.errors import InputError, choice
 from t2t_jax.files import read_text
-from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes, reorder_cache
+from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
 from t2t_jax.run_folder import RunFolder
-
-# Batches come in few shapes, each compiled once: lengths and rows are rounded up to these.
-_SHORTEST = 16  # subwords; longer lengths double
-_TOKENS_PER_BATCH = 2048  # source positions, padding included
-_MOST_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,30 +53,33 @@ class Score:
 
 
 class Translator:
-    """Translates and scores sentences with one set of parameters, on all devices of `mesh`."""
+    """Translates and scores sentences with one model, or an ensemble, on all devices of `mesh`."""
 
-    def __init__(
-        self, model: Transformer, params: Any, tokenizer: Tokenizer, *, max_length: int, mesh: Mesh | None = None
-    ):
-        self._model, self._tokenizer = model, tokenizer
+    def __init__(self, models: Models, tokenizer: Tokenizer, *, max_length: int, mesh: Mesh | None = None):
+        self._tokenizer = tokenizer
         self._max_length = max_length  # of training, to warn beyond
         self._mesh = mesh or sharding.make_mesh()
-        self._params = jax.device_put(params, sharding.replicated(self._mesh))
+        params = tuple(_as_computed(*pair) for pair in zip(*models, strict=True))
+        self._models = Models(models.modules, jax.device_put(params, sharding.replicated(self._mesh)))
 
     def translate(
         self,
         sentences: Sequence[str],
         *,
-        beam_size: int = 4,
-        alpha: float = 0.6,
-        n_best: int = 1,
         max_extra_length: int = 50,
+        prefixes: Sequence[str] | None = None,
+        seed: int = 0,
+        on_progress: Callable[[int], None] = lambda count: None,
+        **options: Any,
     ) -> list[list[Hypothesis]]:
         """Up to `n_best` translations of each sentence, best first; an empty sentence has an empty one.
 
-        A translation has at most as many subwords as its source, both with EOS, plus `max_extra_length`.
+        `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, min_length=0, …`. A translation
+        has at most as many subwords as its source, both with EOS, plus `max_extra_length`. Each begins with its
+        prefix, if there are any. What is sampled is a function of `seed` and the sentence. `on_progress` is told
+        whenever that many more sentences are done.
         """
-        check_options(beam_size, alpha, n_best, max_extra_length)
+        check_options(max_extra_length=max_extra_length, **options)
         encoded = self._tokenizer.encode_many(sentences)
         for sentence, ids in zip(sentences, encoded, strict=True):
             if len(ids) > self._max_length:
@@ -88,23 +89,20 @@ class Translator:
                 )  # fmt: skip
         answers = [[_EMPTY] for _ in sentences]
         todo = [index for index, ids in enumerate(encoded) if len(ids) > 1]
-        for chosen, width, rows in _batches([len(encoded[index]) for index in todo]):
-            indices = [todo[i] for i in chosen]
-            inputs = _pad([encoded[index] for index in indices], rows, width)
-            limits = np.zeros(rows, np.int32)  # rows that only fill the batch stop at once
-            limits[: len(indices)] = [len(encoded[index]) + max_extra_length for index in indices]
-            found = _search(
-                self._model,
-                self._params,
-                **self._put(inputs=inputs, max_lengths=limits),
-                beam_size=beam_size,
-                alpha=float(alpha),
-                n_best=n_best,
-                max_steps=width + max_extra_length,
+        on_progress(len(sentences) - len(todo))
+        starts = [ids[:-1] for ids in self._tokenizer.encode_many(prefixes)] if prefixes else [[]] * len(sentences)
+        requests = [
+            Request(
+                ids=encoded[index],
+                max_length=max(len(encoded[index]) + max_extra_length, len(starts[index]) + 1),
+                prefix=starts[index],
+                seed=(zlib.crc32(np.asarray(encoded[index], np.int32)) + seed) % 2**31,
             )
-            found = jax.tree.map(np.asarray, found)
-            for row, index in enumerate(indices):
-                answers[index] = self._hypotheses(jax.tree.map(lambda x, row=row: x[row], found))
+            for index in todo
+        ]
+        for number, found in search_all(self._models, requests, SearchOptions(**options), self._mesh):
+            answers[todo[number]] = self._hypotheses(found)
+            on_progress(1)
         return answers
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Score]:
@@ -113,36 +111,36 @@ class Translator:
         targets = self._tokenizer.encode_many([target for _, target in pairs])
         scores = [None] * len(pairs)
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
-        for indices, width, rows in _batches(lengths):
-            inputs, outputs = (_pad([side[i] for i in indices], rows, width) for side in (sources, targets))
-            found = _token_log_probs(self._model, self._params, **self._put(inputs=inputs, targets=outputs))
-            found = np.asarray(found)
+        for indices, width, rows in _batches(lengths, self._mesh):
+            arrays = {
+                name: pad([side[i] for i in indices], rows, width)
+                for name, side in (("inputs", sources), ("targets", targets))
+            }
+            found = np.asarray(_token_log_probs(*self._models, **sharding.put_rows(arrays, self._mesh)))
             for row, index in enumerate(indices):
                 values = [float(x) for x in found[row, : len(targets[index])]]
                 scores[index] = Score(sum(values), values, len(values))
         return scores
 
-    def _put(self, **arrays: np.ndarray) -> dict[str, jax.Array]:
-        return sharding.put_rows(arrays, self._mesh)
-
     def _hypotheses(self, found: Hypotheses) -> list[Hypothesis]:
-        """One sentence's hypotheses, [W, …] each, as text."""
-        answers = []
+        """One sentence's hypotheses, [W, …] each, as text; equal ones once."""
+        answers = {}
         for rank in np.flatnonzero(found.scores > -np.inf):
             length = int(found.lengths[rank])
             ids = found.tokens[rank, :length]
-            answers.append(
-                Hypothesis(
-                    text=self._tokenizer.decode(ids),
-                    tokens=self._tokenizer.tokens(ids),
-                    log_prob=float(found.log_probs[rank]),
-                    score=float(found.scores[rank]),
-                    num_tokens=length,
-                    token_log_probs=[float(x) for x in found.token_log_probs[rank, :length]],
-                    finished=bool(found.finished[rank]),
-                )
+            hypothesis = Hypothesis(
+                text=self._tokenizer.decode(ids),
+                tokens=self._tokenizer.tokens(ids),
+                log_prob=float(found.log_probs[rank]),
+                score=float(found.scores[rank]),
+                num_tokens=length,
+                token_log_probs=[float(x) for x in found.token_log_probs[rank, :length]],
+                finished=bool(found.finished[rank]),
             )
-        return answers
+            answers.setdefault(tuple(ids.tolist()), hypothesis)
+        if not answers:
+            logging.warning("the constraints allow no translation of a sentence; it is left empty")
+        return list(answers.values()) or [dataclasses.replace(_EMPTY, finished=False)]
 
 
 _EMPTY = Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, token_log_probs=[])
@@ -158,11 +156,26 @@ class TrainedModel(NamedTuple):
     step: int
 
 
-def load(path: str | Path, step: int | None = None) -> Translator:
-    """The translator a run folder holds: checkpoint `step`, else the averaged one, else the last."""
-    trained = restore(path, step)
-    max_length = trained.run.config["data"]["max_length"]
-    return Translator(trained.model, trained.params, trained.tokenizer, max_length=max_length)
+def load(path: str | Path, step: int | None = None, *, dtype: str = "float32") -> Translator:
+    """The translator a run folder holds: checkpoint `step`, else the averaged one, else the last.
+
+    Several folders with commas between are an ensemble: the mean of their probabilities.
+    """
+    members = [restore(member, step) for member in str(path).split(",")]
+    first = members[0]
+    for member in members[1:]:
+        if member.tokenizer.checksum != first.tokenizer.checksum:
+            raise InputError(f"workdir: {first.run.path} and {member.run.path} have different vocabularies")
+    dtype = jnp.dtype(choice("dtype", dtype, ["float32", "bfloat16"]))
+    modules = tuple(dataclasses.replace(member.model, dtype=dtype) for member in members)
+    max_length = min(member.run.config["data"]["max_length"] for member in members)
+    models = Models(modules, tuple(member.params for member in members))
+    return Translator(models, first.tokenizer, max_length=max_length)
+
+
+def _as_computed(module: Transformer, params: Any) -> Any:
+    """The parameters in the type they are computed with, so that it is not converted to at every step."""
+    return jax.tree.map(lambda x: jnp.asarray(x, module.dtype), params)
 
 
 def restore(path: str | Path, step: int | None = None) -> TrainedModel:
@@ -185,69 +198,32 @@ def restore(path: str | Path, step: int | None = None) -> TrainedModel:
     return TrainedModel(run, model, checkpoint.params, tokenizer, step)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "beam_size", "alpha", "n_best", "max_steps"))
-def _search(
-    model: Transformer,
-    params: Any,
-    inputs: Int[Array, "B S"],
-    max_lengths: Int[Array, " B"],
-    *,
-    beam_size: int,
-    alpha: float,
-    n_best: int,
-    max_steps: int,
-) -> Hypotheses:
-    variables = {"params": params}
-    cache = model.apply(variables, inputs, beam_size, max_steps, method=Transformer.init_cache)
-    return beam_search(
-        lambda tokens, cache: model.apply(variables, tokens, cache, method=Transformer.decode_step),
-        cache,
-        max_lengths,
-        beam_size=beam_size,
-        alpha=alpha,
-        n_best=n_best,
-        max_steps=max_steps,
-        reorder=reorder_cache,
-    )
-
-
-@functools.partial(jax.jit, static_argnames="model")
+@functools.partial(jax.jit, static_argnames="modules")
 def _token_log_probs(
-    model: Transformer, params: Any, inputs: Int[Array, "B S"], targets: Int[Array, "B T"]
+    modules: tuple[Transformer, ...],
+    params: tuple[Any, ...],
+    inputs: Int[Array, "B S"],
+    targets: Int[Array, "B T"],
 ) -> Float[Array, "B T"]:
-    log_probs = jax.nn.log_softmax(model.apply({"params": params}, inputs, targets))
+    logits = [module.apply({"params": p}, inputs, targets) for module, p in zip(modules, params, strict=True)]
+    log_probs = jax.nn.log_softmax(average_probabilities(logits))
     return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[tuple[list[int], int, int]]:
-    """(indices, width, rows) of batches of similar lengths, longest first."""
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    start = 0
-    while start < len(order):
-        width = max(_SHORTEST, 1 << (lengths[order[start]] - 1).bit_length())
-        most = max(1, min(_MOST_ROWS, _TOKENS_PER_BATCH // width))
-        indices = [i for i in order[start : start + most] if width == _SHORTEST or 2 * lengths[i] > width]
-        # A few sentences alone, as a person types them, need not wait for a full batch.
-        rows = most if len(indices) > most // 8 else max(1, most // 8)
-        yield indices, width, rows
-        start += len(indices)
+def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], int, int]]:
+    """(indices, width, rows) of batches of similar lengths, longest first, in the shapes of the search."""
+    by_width = collections.defaultdict(list)
+    for index, length in enumerate(lengths):
+        by_width[width_of(length)].append(index)
+    for width, members in sorted(by_width.items(), reverse=True):
+        rows = rows_of(width, len(members), mesh)
+        for start in range(0, len(members), rows):
+            yield members[start : start + rows], width, rows
 
 
-def _pad(sentences: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
-    padded = np.zeros((rows, width), np.int32)
-    for row, ids in enumerate(sentences):
-        padded[row, : len(ids)] = ids
-    return padded
-
-
-def check_options(beam_size: int, alpha: float, n_best: int, max_extra_length: int) -> None:
+def check_options(*, max_extra_length: int = 0, **options: Any) -> None:
     """Refuses options of `Translator.translate` that make no sense."""
-    if beam_size < 1:
-        raise InputError(f"beam_size must be at least 1; got {beam_size}")
-    if not 1 <= n_best <= beam_size:
-        raise InputError(f"n_best must be between 1 and beam_size={beam_size}; got {n_best}")
-    if alpha < 0:
-        raise InputError(f"alpha must be at least 0; got {alpha}")
+    SearchOptions(**options)
     if max_extra_length < 0:
         raise InputError(f"max_extra_length must be at least 0; got {max_extra_length}")
 

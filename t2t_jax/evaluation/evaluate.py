@@ -65,7 +65,10 @@ def evaluate_run(
 
     `options` are those of `Translator.translate`; the run's own where they are None.
     """
-    run = RunFolder.open(workdir)
+    first, *others = workdir.split(",")
+    if others and not output:
+        raise InputError("--workdir names several runs, and an ensemble has no result.json; give --output=FILE")
+    run = RunFolder.open(first)
     if (source is None) != (reference is None):
         raise InputError("--source and --reference go together; give both, or neither for the run's own test set")
     if source is None:

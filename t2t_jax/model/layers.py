@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from t2t_jax.model.attention import glorot_uniform
+from t2t_jax.model.attention import glorot_uniform, product_dtype
 
 
 class FeedForward(nn.Module):
@@ -20,9 +20,16 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
+        hidden = nn.relu(self._dense(self.d_ff, "hidden")(x))
+        return self._dense(x.shape[-1], "output")(hidden)
+
+    def _dense(self, width: int, name: str) -> nn.Dense:
+        def product(x, kernel, *arguments, **options):
+            options["preferred_element_type"] = product_dtype(self.dtype)
+            return jax.lax.dot_general(x, kernel, *arguments, **options).astype(self.dtype)
+
         init = glorot_uniform(1.0, 0, 1)
-        hidden = nn.relu(nn.Dense(self.d_ff, dtype=self.dtype, kernel_init=init, name="hidden")(x))
-        return nn.Dense(x.shape[-1], dtype=self.dtype, kernel_init=init, name="output")(hidden)
+        return nn.Dense(width, dtype=self.dtype, kernel_init=init, dot_general=product, name=name)
 
 
 class Embedding(nn.Module):

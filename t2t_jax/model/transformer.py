@@ -159,27 +159,35 @@ class DecoderLayer(nn.Module):
         y = self.after_cross_attention(y, attend_source, train=train)
         return self.after_feed_forward(y, self.feed_forward, train=train)
 
-    def step(self, y: Float[Array, "B W D"], layer: Cache, index: Int[Array, ""], mask: Bool[Array, "B 1 1 S"]):
+    def step(
+        self,
+        y: Float[Array, "B W D"],
+        layer: Cache,
+        slot: Int[Array, ""],
+        ancestry: Bool[Array, "B 1 W TW"],
+        mask: Bool[Array, "B 1 1 S"],
+    ):
         """One position of W hypotheses for each of B sentences; `layer` is this layer's part of the cache."""
-        batch, beams, _ = y.shape
+        layer, beams = dict(layer), y.shape[1]
+
+        def write(name, new, axis):
+            new = new.astype(layer[name].dtype)
+            layer[name] = jax.lax.dynamic_update_slice_in_dim(layer[name], new, slot * beams, axis)
+
+        def attend(attention, y, key, value, mask):
+            query = attention.queries(y).astype(key.dtype)
+            return attention.combine(scaled_dot_product_attention(query, key, value, mask).astype(self.dtype))
 
         def attend_left(y):
-            new_key, new_value = self.self_attention.keys_values(y)  # [B, W, H, K], [B, W, H, V]
-            layer["key"] = layer["key"].at[:, :, index].set(new_key)
-            layer["value"] = layer["value"].at[:, :, index].set(new_value)
-            flat = lambda x: x.reshape(batch * beams, -1, *x.shape[-2:])
-            query = flat(self.self_attention.queries(y))  # [B·W, 1, H, K]
-            seen = (jnp.arange(layer["key"].shape[2]) <= index)[None, None, None]
-            heads = scaled_dot_product_attention(query, flat(layer["key"]), flat(layer["value"]), seen)
-            return self.self_attention.combine(heads.reshape(batch, beams, *heads.shape[2:]))
+            key, value = self.self_attention.keys_values(y)  # [B, H, K, W], [B, H, W, V]
+            write("key", key, axis=3)
+            write("value", value, axis=2)
+            return attend(self.self_attention, y, layer["key"], layer["value"], ancestry)
 
         def attend_source(y):
             # All hypotheses of a sentence attend to one copy of its keys and values: W takes the place of T.
-            query = self.cross_attention.queries(y)
-            heads = scaled_dot_product_attention(query, layer["source_key"], layer["source_value"], mask)
-            return self.cross_attention.combine(heads)
+            return attend(self.cross_attention, y, layer["source_key"], layer["source_value"], mask)
 
-        layer = dict(layer)
         y = self.after_self_attention(y, attend_left, train=False)
         y = self.after_cross_attention(y, attend_source, train=False)
         return self.after_feed_forward(y, self.feed_forward, train=False), layer
@@ -216,17 +224,18 @@ class Transformer(nn.Module):
     def _embed_source(self, inputs):
         embedding = self.embedding if self.config.share_embeddings else self.source_embedding
         table = self.source_positions if self.config.positions == "learned" else None
-        return embedding(inputs) + self._positions(table, jnp.arange(inputs.shape[1]))
+        return embedding(inputs) + self._positions(table, jnp.arange(inputs.shape[1]))[None]
 
-    def _embed_target(self, ids, positions):
-        embedding = self.embedding if self.config.share_embeddings else self.target_embedding
-        table = self.target_positions if self.config.positions == "learned" else None
-        return embedding(ids) + self._positions(table, positions)
+    def _embed_target(self, ids):
+        return (self.embedding if self.config.share_embeddings else self.target_embedding)(ids)
+
+    def _target_positions(self, positions):
+        return self._positions(self.target_positions if self.config.positions == "learned" else None, positions)
 
     def _positions(self, table, positions):
         layouts = {"sinusoidal": sinusoidal_positions, "t2t": t2t_positions}
         vectors = table(positions) if table else layouts[self.config.positions](positions, self.config.d_model)
-        return vectors.astype(self.dtype)[None]
+        return vectors.astype(self.dtype)
 
     def _logits(self, y):
         y = self.decoder_norm(y) if self.config.norm == "pre" else y
@@ -249,7 +258,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T vocab"]:
         """Logits of every target position, each having seen the source and `targets[:, :t]`."""
         shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
-        y = self._embed_target(shifted, jnp.arange(targets.shape[1]))
+        y = self._embed_target(shifted) + self._target_positions(jnp.arange(targets.shape[1]))[None]
         y = self.target_dropout(y, train=train)
         for layer in self.decoder_layers:
             y = layer(y, encoded, padding_mask(inputs), train=train)
@@ -261,47 +270,91 @@ class Transformer(nn.Module):
         """Logits of the targets given the inputs, for training and scoring."""
         return self.decode(self.encode(inputs, train=train), inputs, targets, train=train)
 
-    def init_cache(self, inputs: Int[Array, "B S"], beam_size: int, max_length: int) -> Cache:
-        """Encodes `inputs` and makes room for `max_length` steps of `beam_size` hypotheses each.
+    def init_cache(self, rows: int, width: int, beam_size: int, room: int) -> Cache:
+        """Memory for decoding `rows` sentences of at most `width` subwords, and `room` steps of each hypothesis.
 
-        `layers[i]` holds the self-attention's `key` and `value` `[B, W, T, H, K|V]`, which the search reorders,
-        and the keys and values of the source `[B, S, H, K|V]`, which all hypotheses of a sentence share.
+        `layers[i]` holds the self-attention's `key` `[B, H, K, T·W]` and `value` `[B, H, T·W, V]`, T = `room` slots
+        that are written round and round, and those of the source, `[B, H, K, S]` and `[B, H, S, V]`, which all
+        hypotheses of a sentence share. Keys and values never move: `ancestors[b, w, t]` says in whose place the
+        step of hypothesis w in slot t was written, −1 where it has none there.
         """
-        encoded = self.encode(inputs)
-        config, batch = self.config, inputs.shape[0]
-        room = (batch, beam_size, max_length, config.num_heads)
-        layers = []
-        for layer in self.decoder_layers:
-            source_key, source_value = layer.cross_attention.keys_values(encoded)
-            layers.append(
-                {
-                    "key": jnp.zeros((*room, config.d_k), self.dtype),
-                    "value": jnp.zeros((*room, config.d_v), self.dtype),
-                    "source_key": source_key,
-                    "source_value": source_value,
-                }
-            )
-        return {"layers": layers, "mask": padding_mask(inputs), "index": jnp.zeros((), jnp.int32)}
+        config = self.config
+        # XLA's CPU kernels would convert all of a bfloat16 cache at every step.
+        dtype = jnp.float32 if jax.default_backend() == "cpu" else self.dtype
+        zeros = lambda *shape: jnp.zeros((rows, config.num_heads, *shape), dtype)
+        layer = lambda: {
+            "key": zeros(config.d_k, room * beam_size),
+            "value": zeros(room * beam_size, config.d_v),
+            "source_key": zeros(config.d_k, width),
+            "source_value": zeros(width, config.d_v),
+        }
+        return {
+            "layers": [layer() for _ in range(config.num_layers)],
+            "ancestors": jnp.full((rows, beam_size, room), -1),
+            "mask": jnp.zeros((rows, 1, 1, width), bool),
+            "slot": jnp.zeros((), jnp.int32),
+        }
 
-    def decode_step(self, tokens: Int[Array, "B W"], cache: Cache) -> tuple[Float[Array, "B W vocab"], Cache]:
-        """Logits of the next token of each hypothesis, whose last token is `tokens` (0 at the start)."""
-        index = cache["index"]
-        y = self._embed_target(tokens, index[None])
+    def source(self, inputs: Int[Array, "A S"]) -> Cache:
+        """What the cache holds of each source sentence, for `admit_to_cache`."""
+        encoded = self.encode(inputs)
+        keys_values = [layer.cross_attention.keys_values(encoded) for layer in self.decoder_layers]
+        layers = [{"source_key": key, "source_value": value} for key, value in keys_values]
+        return {"layers": layers, "mask": padding_mask(inputs)}
+
+    def decode_step(
+        self, tokens: Int[Array, "B W"], positions: Int[Array, " B"], cache: Cache
+    ) -> tuple[Float[Array, "B W vocab"], Cache]:
+        """Logits of the next token of each hypothesis, whose last token is `tokens` (0 at the start).
+
+        `positions` is how many tokens the hypotheses of each sentence have, fewer than the cache has room for.
+        """
+        slot, (batch, beams) = cache["slot"], tokens.shape
+        places = jnp.arange(beams)[None]
+        ancestors = cache["ancestors"].at[:, :, slot].set(places)
+        ancestry = (ancestors[..., None] == places[None, None]).reshape(batch, 1, beams, -1)  # [B, 1, W, TW]
+        y = self._embed_target(tokens) + self._target_positions(positions)[:, None]
         layers = []
         for layer, layer_cache in zip(self.decoder_layers, cache["layers"], strict=True):
-            y, layer_cache = layer.step(y, layer_cache, index, cache["mask"])
+            y, layer_cache = layer.step(y, layer_cache, slot, ancestry, cache["mask"])
             layers.append(layer_cache)
-        return self._logits(y), cache | {"layers": layers, "index": index + 1}
+        slot = (slot + 1) % ancestors.shape[-1]
+        return self._logits(y), cache | {"layers": layers, "ancestors": ancestors, "slot": slot}
+
+
+def admit_to_cache(cache: Cache, source: Cache, rows: Int[Array, " A"]) -> Cache:
+    """The cache with new sentences in these rows; a row number beyond the last is left out."""
+    put = lambda x, new: x.at[rows].set(new.astype(x.dtype), mode="drop")
+    layers = [
+        layer | {name: put(layer[name], new[name]) for name in new}
+        for layer, new in zip(cache["layers"], source["layers"], strict=True)
+    ]
+    ancestors, mask = cache["ancestors"].at[rows].set(-1, mode="drop"), put(cache["mask"], source["mask"])
+    return cache | {"layers": layers, "ancestors": ancestors, "mask": mask}
 
 
 def reorder_cache(cache: Cache, parents: Int[Array, "B W"]) -> Cache:
     """The cache after hypothesis w of each sentence has become a continuation of hypothesis `parents[:, w]`."""
+    return cache | {"ancestors": jnp.take_along_axis(cache["ancestors"], parents[..., None], axis=1)}
 
-    def gather(x):
-        return jnp.take_along_axis(x, parents.reshape(*parents.shape, 1, 1, 1), axis=1)
 
-    layers = [layer | {name: gather(layer[name]) for name in ("key", "value")} for layer in cache["layers"]]
-    return cache | {"layers": layers}
+def resize_cache(cache: Cache, room: int) -> Cache:
+    """The cache with more room, or with only the newest `room` steps of it."""
+    beams, old = cache["ancestors"].shape[1:]
+
+    def resize(x, axis, times, fill=0):
+        x = jnp.roll(x, -cache["slot"] * times, axis)  # oldest first
+        if room < old:
+            return jax.lax.slice_in_dim(x, (old - room) * times, old * times, axis=axis)
+        return jnp.pad(x, [(0, (room - old) * times) if a == axis else (0, 0) for a in range(x.ndim)],
+                       constant_values=fill)  # fmt: skip
+
+    layers = [
+        layer | {"key": resize(layer["key"], 3, beams), "value": resize(layer["value"], 2, beams)}
+        for layer in cache["layers"]
+    ]
+    slot = jnp.asarray(old if room > old else 0, jnp.int32)  # where the oldest step is, or was never written
+    return cache | {"layers": layers, "ancestors": resize(cache["ancestors"], 2, 1, fill=-1), "slot": slot}
 
 
 def param_shapes(model: Transformer) -> Any:

@@ -22,6 +22,7 @@ from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints, average
 from t2t_jax.data.batching import Batches, empty_batch
 from t2t_jax.data.token_store import TokenStore, open_store
+from t2t_jax.decoding.pool import Models
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError, InterruptedRun, choice
 from t2t_jax.evaluation.evaluate import Evaluation, evaluate
@@ -125,7 +126,8 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 
 def make_translator(config: ConfigDict, model: Transformer, params: Any, store: TokenStore, mesh: Mesh) -> Translator:
     """A translator with these parameters."""
-    return Translator(model, params, store.tokenizer, max_length=config.data.max_length, mesh=mesh)
+    models = Models((model,), (params,))
+    return Translator(models, store.tokenizer, max_length=config.data.max_length, mesh=mesh)
 
 
 def lineage(config: ConfigDict, store: TokenStore) -> dict[str, Any]:

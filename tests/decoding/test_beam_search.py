@@ -10,23 +10,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_jax.decoding.beam_search import beam_search, length_penalty
+from t2t_jax.decoding import beam_search as beam_search_module
+from t2t_jax.decoding.beam_search import SearchOptions, beam_search, length_penalty
+from t2t_jax.decoding.sampling import Sampling
+from t2t_jax.errors import InputError
 
 EOS = 1
 
 
-@functools.partial(jax.jit, static_argnames=("beam_size", "alpha", "n_best", "max_steps"))
-def search_chains(log_probs, limits, **options):
-    def step(tokens, cache):
+@functools.partial(jax.jit, static_argnames=("options", "max_steps"))
+def search_chains(log_probs, limits, options, **arguments):
+    def step(tokens, positions, cache):
+        del positions
         return jnp.take_along_axis(log_probs, tokens[..., None], axis=1), cache
 
-    return beam_search(step, (), limits, **options)
+    return beam_search(step, (), limits, options, **arguments)
 
 
-def search(log_probs, limits, **options):
+def search(log_probs, limits, max_steps=None, prefixes=None, seeds=None, **options):
     """Searches a Markov chain for each sentence, `log_probs[b, last token, next token]`; 0 starts."""
-    options = {"beam_size": 2, "alpha": 0.6, "n_best": 1, "max_steps": int(max(limits))} | options
-    found = search_chains(jnp.asarray(log_probs, jnp.float32), jnp.asarray(limits), **options)
+    options = SearchOptions(**{"beam_size": 2} | options)
+    arrays = {"prefixes": prefixes, "seeds": seeds}
+    arrays = {name: jnp.asarray(values, jnp.int32) for name, values in arrays.items() if values is not None}
+    max_steps = max_steps or int(max(limits))
+    log_probs = jnp.asarray(log_probs, jnp.float32)
+    found = search_chains(log_probs, jnp.asarray(limits), options, max_steps=max_steps, **arrays)
     return jax.tree.map(np.asarray, found)
 
 
@@ -189,3 +197,93 @@ def test_rows_that_only_fill_the_batch_change_nothing():
     """Their limit is 0."""
     log_probs = random_chains(0, count=2)
     assert listed(search(log_probs, [0, 4]), 1) == listed(search(log_probs[1:], [4]))
+
+
+def test_min_length_is_the_best_of_the_long_enough():
+    for seed in range(6):
+        log_probs = random_chains(seed)
+        expected = [found for found in exhaustive(log_probs[0], 4, 0.6) if len(found[0]) >= 3]
+        found = listed(search(log_probs, [4], beam_size=27, n_best=4, min_length=3))
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:4]]
+
+
+def test_a_prefix_gives_the_best_of_what_begins_so_with_its_own_probability():
+    for seed in range(4):
+        log_probs = random_chains(seed)
+        expected = [found for found in exhaustive(log_probs[0], 4, 0.6) if found[0][:2] == (3, 2)]
+        found = listed(search(log_probs, [4], beam_size=27, n_best=3, prefixes=[[3, 2, 0]]))
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:3]]
+        np.testing.assert_allclose([s for _, s in found], [s for _, s in expected[:3]], rtol=1e-5)
+
+
+def test_without_repeats_the_best_of_what_repeats_nothing():
+    for seed in range(4):
+        log_probs = random_chains(seed)
+        repeats = lambda tokens: len(set(itertools.pairwise(tokens))) < len(tokens) - 1
+        expected = [found for found in exhaustive(log_probs[0], 5, 0.6) if not repeats(found[0])]
+        found = listed(search(log_probs, [5], beam_size=81, n_best=5, no_repeat_ngram=2))
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:5]]
+
+
+def test_a_function_of_your_own_forbids_and_rewards():
+    log_probs = random_chains(1)
+    never_2 = lambda log_probs, tokens, lengths: log_probs.at[..., 2].set(-jnp.inf)
+    found = listed(search(log_probs, [4], beam_size=27, n_best=4, constraint=never_2))
+    expected = [item for item in exhaustive(log_probs[0], 4, 0.6) if 2 not in item[0]]
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:4]]
+    more_3 = lambda log_probs, tokens, lengths: log_probs.at[..., 3].add(5.0)
+    assert listed(search(log_probs, [4], constraint=more_3))[0][0].count(3) >= 2
+
+
+def test_groups_without_diversity_are_the_same_search_again_and_with_it_they_differ():
+    log_probs = random_chains(5, vocab=8, sharpness=0.7)
+    alone = listed(search(log_probs, [6], beam_size=2, n_best=1))
+    same = listed(search(log_probs, [6], beam_size=6, groups=3, n_best=3, diversity=0.0))
+    assert same == alone * 3
+    different = listed(search(log_probs, [6], beam_size=6, groups=3, n_best=3, diversity=4.0))
+    assert len({tokens for tokens, _ in different}) == 3 and different[0] >= alone[0]
+    for tokens, score in different:
+        expected = sum(log_probs[0, a, b] for a, b in zip((0, *tokens), tokens, strict=False))
+        np.testing.assert_allclose(score, expected / ((5 + len(tokens)) / 6) ** 0.6, rtol=1e-4)
+    first_tokens = [tokens[0] for tokens, _ in different]
+    assert len(set(first_tokens)) == 3, "a penalty of 4 is more than any difference between these probabilities"
+
+
+def test_samples_follow_the_chain():
+    """Frequencies of whole sentences are their probabilities; one that reaches the limit is whole and unfinished."""
+    log_probs = random_chains(2, sharpness=0.5)
+    found = search(np.repeat(log_probs, 100, axis=0), [3] * 100, seeds=np.arange(100), sampling=Sampling(), n_best=40)
+    assert np.isfinite(found.scores).all() and (np.diff(found.scores, axis=1) <= 0).all()
+    counts = {}
+    for b, w in np.ndindex(100, 40):
+        tokens = tuple(found.tokens[b, w, : found.lengths[b, w]].tolist())
+        assert found.finished[b, w] == (tokens[-1] == EOS) and (tokens[-1] == EOS or len(tokens) == 3)
+        counts[tokens] = counts.get(tokens, 0) + 1
+    for tokens, total in exhaustive(log_probs[0], 3, 0.0):
+        assert abs(counts.get(tokens, 0) / 4000 - np.exp(total)) < 0.025
+
+
+@pytest.mark.parametrize(("vocab", "chunks"), [(32000, 250), (6256, 46), (997 * 11, None), (40, None)])
+def test_top_tokens_are_those_of_a_sort_ties_in_order(vocab, chunks):
+    """With and without a divisor near 128, and small enough to sort at once."""
+    assert chunks is None or vocab == chunks * beam_search_module._chunk_size(vocab)
+    values = np.random.default_rng(0).integers(0, 50, (2, 3, vocab)).astype(np.float32)
+    found, tokens = jax.jit(beam_search_module._top_tokens, static_argnums=1)(jnp.asarray(values), 8)
+    expected = np.argsort(-values, axis=-1, kind="stable")[..., :8]
+    np.testing.assert_array_equal(tokens, expected)
+    np.testing.assert_array_equal(found, np.take_along_axis(values, expected, axis=-1))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"beam_size": 0}, "beam_size must be at least 1; got 0"),
+        ({"n_best": 5}, "n_best must be between 1 and beam_size=4; got 5"),
+        ({"alpha": -1.0}, "alpha must be at least 0; got -1.0"),
+        ({"groups": 3}, "groups must divide beam_size=4; got 3"),
+        ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0; got -1"),
+    ],
+)
+def test_impossible_options_are_refused(options, said):
+    with pytest.raises(InputError, match=said):
+        SearchOptions(**options)

@@ -7,7 +7,9 @@ import pytest
 
 from t2t_jax import sharding
 from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
-from t2t_jax.decoding import translator as translator_module
+from t2t_jax.decoding import pool
+from t2t_jax.decoding.pool import Models
+from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer
@@ -32,7 +34,7 @@ def translator(tmp_path_factory):
     model = Transformer(dataclasses.replace(tiny.CONFIG, vocab_size=len(tokenizer)))
     variables = tiny.sharp_variables(model, seed=1)
     mesh = sharding.make_mesh(jax.devices()[:1])
-    return Translator(model, variables["params"], tokenizer, max_length=256, mesh=mesh)
+    return Translator(Models((model,), (variables["params"],)), tokenizer, max_length=256, mesh=mesh)
 
 
 def close(a, b):
@@ -53,13 +55,14 @@ def test_the_forward_pass_gives_an_output_its_reported_log_probs(translator):
     """On the ids the search wrote; a random model's text is not always cut into the same ones again."""
     found = translator.translate(SENTENCES, n_best=3, max_extra_length=6)
     piece_to_id = translator._tokenizer._pieces.piece_to_id
-    forward = jax.jit(translator._model.apply)
+    (model,), (params,) = translator._models
+    forward = jax.jit(model.apply)
     checked = 0
     for sentence, hypotheses in zip(SENTENCES, found, strict=True):
         for h in hypotheses[: 3 if sentence else 0]:
             inputs = jnp.array([translator._tokenizer.encode(sentence)])
             targets = jnp.array([[piece_to_id(token) for token in h.tokens]])
-            log_probs = jax.nn.log_softmax(forward({"params": translator._params}, inputs, targets))[0]
+            log_probs = jax.nn.log_softmax(forward({"params": params}, inputs, targets))[0]
             expected = jnp.take_along_axis(log_probs, targets[0, :, None], axis=-1)[:, 0]
             np.testing.assert_allclose(h.token_log_probs, expected, rtol=1e-3, atol=1e-3)
             checked += 1
@@ -69,7 +72,8 @@ def test_the_forward_pass_gives_an_output_its_reported_log_probs(translator):
 def test_score_is_the_log_softmax_of_the_forward_pass(translator):
     source, target = "one two three", "drei zwei"
     inputs, targets = (jnp.array([translator._tokenizer.encode(text)]) for text in (source, target))
-    logits = translator._model.apply({"params": translator._params}, inputs, targets)
+    (model,), (params,) = translator._models
+    logits = model.apply({"params": params}, inputs, targets)
     expected = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[0, :, 0]
     (score,) = translator.score([(source, target)])
     np.testing.assert_allclose(score.token_log_probs, expected, atol=1e-4)
@@ -96,7 +100,7 @@ def test_an_empty_sentence_has_an_empty_translation(translator):
 
 
 def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
-    translator = Translator(translator._model, translator._params, translator._tokenizer, max_length=4)
+    translator = Translator(translator._models, translator._tokenizer, max_length=4)
     (hypotheses,) = translator.translate(["one two three four five"], max_extra_length=2)
     assert hypotheses[0].num_tokens > 0
     assert "6 subwords is longer than any in training (4)" in caplog.text
@@ -104,23 +108,84 @@ def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
 
 def test_eight_devices_translate_as_one_does(translator):
     mesh = sharding.make_mesh(jax.devices())
-    eight = Translator(translator._model, translator._params, translator._tokenizer, max_length=256, mesh=mesh)
+    eight = Translator(translator._models, translator._tokenizer, max_length=256, mesh=mesh)
     assert eight._mesh.devices.size == 8
     expected, found = (which.translate(SENTENCES, max_extra_length=6) for which in (translator, eight))
     for one, other in zip(expected, found, strict=True):
         close(one, other)
 
 
-def test_batches_cover_every_sentence_once_in_few_shapes():
-    lengths = [1 + (37 * i) % 90 for i in range(500)]
-    seen, shapes = [], set()
-    for indices, width, rows in translator_module._batches(lengths):
-        assert len(indices) <= rows
-        assert all(width // 2 < lengths[i] <= width or (lengths[i] <= width == 16) for i in indices)
-        seen += indices
-        shapes.add((width, rows))
-    assert sorted(seen) == list(range(500))
-    assert len(shapes) <= 8
+def test_nothing_is_compiled_again_whatever_comes(translator):
+    """After each shape has been seen once: other sentences, other numbers of them, other lengths of answers."""
+    counted = [pool._start, pool._source, pool._admit, pool._advance, pool._resize]
+    words = toy_corpus.pairs(100, 1)
+    sentences = lambda seed, count: [" ".join(words[(seed + i) % 100][0].split()[: 1 + i % 9]) for i in range(count)]
+    for count in (1, 3, 16, 90):
+        translator.translate(sentences(0, count), max_extra_length=40)
+    traces = [function._cache_size() for function in counted]
+    for seed, count in ((1, 1), (2, 2), (3, 4), (4, 9), (5, 14), (6, 77), (7, 200)):
+        assert len(translator.translate(sentences(seed, count), max_extra_length=40)) == count
+    assert [function._cache_size() for function in counted] == traces
+
+
+def test_an_ensemble_averages_probabilities(translator):
+    (model,), (params,) = translator._models
+    other = tiny.sharp_variables(model, seed=2)["params"]
+    make = lambda *members: Translator(
+        Models((model,) * len(members), members), translator._tokenizer, max_length=256, mesh=translator._mesh
+    )
+    twice, both = make(params, params), make(params, other)
+    for expected, found in zip(translator.translate(SENTENCES), twice.translate(SENTENCES), strict=True):
+        close(expected, found)
+    pairs = [("one two", "zwei eins")]
+    probabilities = [np.exp(t.score(pairs)[0].token_log_probs) for t in (translator, make(other), both)]
+    np.testing.assert_allclose((probabilities[0] + probabilities[1]) / 2, probabilities[2], rtol=1e-4)
+    for hypothesis in both.translate(["one two three"], n_best=2, max_extra_length=4)[0]:
+        np.testing.assert_allclose(sum(hypothesis.token_log_probs), hypothesis.log_prob, rtol=1e-4)
+
+
+def test_translations_begin_with_their_prefixes(translator):
+    prefixes = ["drei", "", "vier", "sechs acht sieben", "zwei"]
+    found = translator.translate(SENTENCES, prefixes=prefixes, max_extra_length=4)
+    free = translator.translate(SENTENCES, max_extra_length=4)
+    for sentence, prefix, (hypothesis, *_), (unforced, *_) in zip(SENTENCES, prefixes, found, free, strict=True):
+        tokens = translator._tokenizer.tokens(translator._tokenizer.encode(prefix)[:-1])
+        assert not sentence or hypothesis.tokens[: len(tokens)] == tokens
+        assert prefix or hypothesis.tokens == unforced.tokens
+    assert any(a[0].tokens != b[0].tokens for a, b in zip(found, free, strict=True))
+
+
+def test_samples_depend_on_the_seed_and_the_sentence_alone(translator):
+    options = {"sampling": Sampling(temperature=2.0), "n_best": 3, "max_extra_length": 4}
+    together = translator.translate(SENTENCES, **options)
+    for sentence, found in zip(SENTENCES, together, strict=True):
+        close(translator.translate([sentence], **options)[0], found)
+    others = translator.translate(SENTENCES, seed=1, **options)
+    assert [h.tokens for h in together[0]] != [h.tokens for h in others[0]]
+    assert together[0][0].log_prob == max(h.log_prob for h in together[0]) or len(together[0]) > 1
+
+
+def test_a_constraint_that_allows_nothing_leaves_the_sentence_empty_and_says_so(translator, caplog):
+    forbid_all = lambda log_probs, tokens, lengths: jnp.full_like(log_probs, -jnp.inf)
+    ((only,),) = translator.translate(["one"], constraint=forbid_all)
+    assert only.text == "" and not only.finished
+    assert "allow no translation" in caplog.text
+
+
+def test_a_line_of_5000_subwords_does_not_stop_the_rest(translator, caplog):
+    long = "one " * 5000
+    first, (found, *_), last = translator.translate(["two two", long, "four"], beam_size=1, max_extra_length=3)
+    assert found.num_tokens > 0 and "subwords is longer than any in training" in caplog.text
+    close(translator.translate(["two two"], beam_size=1, max_extra_length=3)[0], first)
+    close(translator.translate(["four"], beam_size=1, max_extra_length=3)[0], last)
+
+
+def test_bfloat16_chooses_nearly_the_same(translator):
+    (model,), params = translator._models
+    half = dataclasses.replace(model, dtype=jnp.bfloat16)
+    found = Translator(Models((half,), params), translator._tokenizer, max_length=256).score([("one two", "zwei eins")])
+    expected = translator.score([("one two", "zwei eins")])
+    np.testing.assert_allclose(found[0].log_prob, expected[0].log_prob, rtol=0.05)
 
 
 @pytest.mark.parametrize(

@@ -15,25 +15,25 @@ def arrays(*shapes, seed=0):
 
 
 def test_equation_1_in_numpy():
-    query, key, value = arrays((B, T, H, K), (B, S, H, K), (B, S, H, V))
+    query, key, value = arrays((B, H, T, K), (B, H, K, S), (B, H, S, V))
     found = scaled_dot_product_attention(query, key, value, jnp.ones((1, 1, 1, S), bool))
     for b in range(B):
         for h in range(H):
-            scores = np.exp(np.asarray(query[b, :, h] @ key[b, :, h].T) / np.sqrt(K))
+            scores = np.exp(np.asarray(query[b, h] @ key[b, h]) / np.sqrt(K))
             weights = scores / scores.sum(axis=-1, keepdims=True)
-            np.testing.assert_allclose(found[b, :, h], weights @ value[b, :, h], atol=1e-6)
+            np.testing.assert_allclose(found[b, h], weights @ value[b, h], atol=1e-6)
 
 
 def test_masking_equals_deleting():
-    query, key, value = arrays((B, T, H, K), (B, S, H, K), (B, S, H, V))
+    query, key, value = arrays((B, H, T, K), (B, H, K, S), (B, H, S, V))
     mask = (jnp.arange(S) < 4)[None, None, None]
     masked = scaled_dot_product_attention(query, key, value, mask)
-    deleted = scaled_dot_product_attention(query, key[:, :4], value[:, :4], mask[..., :4])
+    deleted = scaled_dot_product_attention(query, key[..., :4], value[:, :, :4], mask[..., :4])
     np.testing.assert_allclose(masked, deleted, atol=1e-6)
 
 
 def test_nothing_to_attend_to_is_finite_in_value_and_gradient():
-    query, key, value = arrays((B, T, H, K), (B, S, H, K), (B, S, H, V))
+    query, key, value = arrays((B, H, T, K), (B, H, K, S), (B, H, S, V))
     nothing = jnp.zeros((1, 1, 1, S), bool)
     total = lambda q: scaled_dot_product_attention(q, key, value, nothing).sum()
     assert np.isfinite(total(query)) and np.isfinite(jax.grad(total)(query)).all()

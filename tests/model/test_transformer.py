@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +6,14 @@ import numpy as np
 import pytest
 
 from t2t_jax.errors import InputError
-from t2t_jax.model.transformer import Transformer, TransformerConfig, num_parameters, reorder_cache
+from t2t_jax.model.transformer import (
+    Transformer,
+    TransformerConfig,
+    admit_to_cache,
+    num_parameters,
+    reorder_cache,
+    resize_cache,
+)
 from tests import tiny
 from tests.tiny import VOCAB, B, S, T
 
@@ -22,16 +28,22 @@ VARIANTS = [
 
 
 def init_cache(model, variables, inputs, beams, steps):
-    room = functools.partial(Transformer.init_cache, beam_size=beams, max_length=steps)
-    return jax.jit(lambda variables, inputs: model.apply(variables, inputs, method=room))(variables, inputs)
+    cache = model.init_cache(*inputs.shape, beams, steps)
+    source = tiny.apply(model, variables, inputs, method=Transformer.source)
+    return admit_to_cache(cache, source, jnp.arange(len(inputs)))
+
+
+def step(model, variables, last, position, cache):
+    positions = jnp.broadcast_to(position, len(last)).astype(jnp.int32)
+    return tiny.apply(model, variables, last, positions, cache, method=Transformer.decode_step)
 
 
 def rollout(model, variables, inputs, steps):
     """Feeds `steps` greedy tokens through the cached decoder; returns tokens [B, steps] and their logits."""
     cache = init_cache(model, variables, inputs, 1, steps)
     last, tokens, logits = jnp.zeros((len(inputs), 1), jnp.int32), [], []
-    for _ in range(steps):
-        found, cache = tiny.apply(model, variables, last, cache, method=Transformer.decode_step)
+    for t in range(steps):
+        found, cache = step(model, variables, last, t, cache)
         last = found.argmax(axis=-1).astype(jnp.int32)
         tokens.append(last[:, 0])
         logits.append(found[:, 0])
@@ -61,18 +73,50 @@ def test_reordered_cache_continues_the_chosen_hypotheses():
     model = tiny.model()
     variables = tiny.sharp_variables(model)
     inputs = tiny.sentences([S, 4], S)
-    step = lambda last, cache: tiny.apply(model, variables, last, cache, method=Transformer.decode_step)
     cache = init_cache(model, variables, inputs, 3, 3)
     first = jnp.array([[2, 3, 4], [5, 6, 7]])
-    _, cache = step(jnp.zeros((B, 3), jnp.int32), cache)
-    _, cache = step(first, cache)
+    _, cache = step(model, variables, jnp.zeros((B, 3), jnp.int32), 0, cache)
+    _, cache = step(model, variables, first, 1, cache)
     parents = jnp.array([[2, 2, 0], [1, 0, 1]])
-    logits, _ = step(jnp.full((B, 3), 9), reorder_cache(cache, parents))
+    logits, _ = step(model, variables, jnp.full((B, 3), 9), 2, reorder_cache(cache, parents))
     for w in range(3):
         chosen = jnp.take_along_axis(first, parents, 1)[:, w]
         prefix = jnp.stack([chosen, jnp.array([9, 9]), jnp.array([0, 0])], axis=1)
         expected = tiny.apply(model, variables, inputs, prefix)[:, 2]
         np.testing.assert_allclose(logits[:, w], expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_cache_goes_round_changes_its_room_and_takes_new_sentences_at_any_time():
+    """A sentence admitted later, into a ring that has gone round and been resized, has the logits of its own
+    forward pass; so has its neighbour, who was there before."""
+    model = tiny.model()
+    variables = tiny.sharp_variables(model)
+    inputs = tiny.sentences([S, 4], S)
+    targets = jax.random.randint(jax.random.key(5), (2, 9), 2, VOCAB)
+    expected = tiny.apply(model, variables, inputs, targets)
+    cache = model.init_cache(2, S, 1, 4)
+    admit = lambda cache, row, to: admit_to_cache(
+        cache, tiny.apply(model, variables, inputs[row : row + 1], method=Transformer.source), jnp.array([to])
+    )
+    begun, rooms = {0: 3, 1: 6}, {5: 8, 12: 9, 14: 4}  # when each sentence begins; when the room changes
+    for now in range(15):
+        if now in rooms:
+            cache = resize_cache(cache, rooms[now])
+        for row, start in begun.items():
+            cache = admit(cache, row, row) if now == start else cache
+        ages = np.array([now - begun[0], now - begun[1]])
+        feed = jnp.array([[targets[row, age - 1] if 0 < age <= 9 else 0] for row, age in enumerate(ages)])
+        logits, cache = step(model, variables, feed, jnp.array(ages), cache)
+        room = cache["ancestors"].shape[-1]
+        for row, age in enumerate(ages):
+            if 0 <= age < min(9, room):
+                np.testing.assert_allclose(logits[row, 0], expected[row, age], rtol=1e-5, atol=1e-4)
+    assert (
+        admit_to_cache(cache, tiny.apply(model, variables, inputs, method=Transformer.source), jnp.array([9, 9]))[
+            "mask"
+        ].tolist()
+        == cache["mask"].tolist()
+    ), "row numbers beyond the last are left out"
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
