@@ -236,7 +236,7 @@ def test_translate_takes_every_option_of_the_search(command, run, tmp_path):
     sampled = [translate("--sample", "--n_best=3", "--temperature=2", f"--seed={seed}") for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
     _, output, _ = translate("--output_format=jsonl", "--groups=2", "--diversity=50", "--n_best=2")
-    assert len(hypotheses(output)[2]) == 2
+    assert len(hypotheses(output)) == 3
     assert translate(f"--workdir={run},{run}")[1] == translate()[1]
     assert translate("--dtype=bfloat16", "--no_repeat_ngram=2")[0] == 0
 

@@ -236,7 +236,7 @@ def _extend(
     """The search one token further, and which hypothesis each alive one continues."""
     following = _allowed(search, logits, options, eos)
     size, places = options.width // options.groups, _places(options)
-    groups, said = [], jnp.zeros((len(logits), logits.shape[-1]))  # how often each token has been chosen already
+    groups, said = [], jnp.zeros((len(logits), logits.shape[-1]))  # how often, just now; ending is everybody's right
     for group in range(options.groups):
         own, kept = slice(group * size, (group + 1) * size), slice(group * places, (group + 1) * places)
         part = lambda tree, which: jax.tree.map(lambda x: x[:, which], tree)
@@ -244,8 +244,8 @@ def _extend(
             alive=part(search.alive, own), penalties=part(search.penalties, own), best=part(search.best, kept)
         )
         penalty = options.diversity * said if group else None
-        grown, parents, chosen = _extend_group(members, part(following, own), penalty, options, eos)
-        said = said.at[jnp.arange(len(said))[:, None], chosen].add(1.0)
+        grown, parents = _extend_group(members, part(following, own), penalty, options, eos)
+        said = said.at[jnp.arange(len(said))[:, None], grown.last_tokens].add(1.0)
         groups.append((grown, parents + group * size))
 
     join = lambda *parts: jnp.concatenate(parts, axis=1)
@@ -260,11 +260,8 @@ def _extend(
 
 def _extend_group(
     search: Search, following: _Next, penalty: Float[Array, "B vocab"] | None, options: SearchOptions, eos: int
-) -> tuple[Search, Int[Array, "B W"], Int[Array, "B W"]]:
-    """`_extend` for the hypotheses of one group, and the W tokens it likes best, EOS among them.
-
-    `running` is where going on may change its answer.
-    """
+) -> tuple[Search, Int[Array, "B W"]]:
+    """`_extend` for the hypotheses of one group; `running` where going on may change its answer."""
     alive, best, lengths = search.alive, search.best, search.lengths
     if options.sampling:
         chosen = _sampled(following.values, options.sampling, search)
@@ -284,7 +281,6 @@ def _extend_group(
     best = gather_hypotheses(both, _top_k(both.scores, best.scores.shape[1]))
 
     # Of 2·W continuations at most W end, one for each hypothesis, so W remain (or none, in greedy search).
-    liked = tokens[:, : alive.log_probs.shape[1]]
     grown = grown._replace(log_probs=jnp.where(ends, NEVER, grown.log_probs))
     order = _top_k(jnp.where(ends, NEVER, ranks), alive.log_probs.shape[1])
     alive, parents, tokens, ranks = gather_hypotheses((grown, parents, tokens, ranks), order)
@@ -293,7 +289,7 @@ def _extend_group(
     bound = jnp.where(exists, ranks, NEVER).max(axis=1) / length_penalty(search.max_lengths, options.alpha)
     beatable = NEVER if options.sampling else best.scores[:, -1]
     grown = search._replace(alive=alive, penalties=penalties, best=best, last_tokens=tokens, running=bound > beatable)
-    return grown, parents, liked
+    return grown, parents
 
 
 def _allowed(search: Search, logits: Float[Array, "B W vocab"], options: SearchOptions, eos: int) -> _Next:
