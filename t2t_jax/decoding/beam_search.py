@@ -224,10 +224,17 @@ def _places(options: SearchOptions) -> int:
 
 
 class _Next(NamedTuple):
-    """What may be said next, for each hypothesis: log-probability = `values` − `log_normaliser`."""
+    """What may be said next, for each hypothesis: log-probability = `values` − `log_normaliser`.
 
-    values: Float[Array, "B W vocab"]
-    log_normaliser: Float[Array, "B W 1"]
+    The vocabulary comes first because the fastest products of few rows leave it there.
+    """
+
+    values: Float[Array, "vocab B W"]
+    log_normaliser: Float[Array, "B W"]
+
+    def of(self, hypotheses: slice) -> "_Next":
+        """Of some of the hypotheses."""
+        return _Next(self.values[:, :, hypotheses], self.log_normaliser[:, hypotheses])
 
 
 def _extend(
@@ -244,7 +251,7 @@ def _extend(
             alive=part(search.alive, own), penalties=part(search.penalties, own), best=part(search.best, kept)
         )
         penalty = options.diversity * said if group else None
-        grown, parents = _extend_group(members, part(following, own), penalty, options, eos)
+        grown, parents = _extend_group(members, following.of(own), penalty, options, eos)
         said = said.at[jnp.arange(len(said))[:, None], grown.last_tokens].add(1.0)
         groups.append((grown, parents + group * size))
 
@@ -264,7 +271,7 @@ def _extend_group(
     """`_extend` for the hypotheses of one group; `running` where going on may change its answer."""
     alive, best, lengths = search.alive, search.best, search.lengths
     if options.sampling:
-        chosen = _sampled(following.values, options.sampling, search)
+        chosen = _sampled(jnp.moveaxis(following.values, 0, -1), options.sampling, search)
     else:
         chosen = _likeliest(
             alive.log_probs - search.penalties, following, penalty, lengths + 1 < options.min_length, options, eos
@@ -301,13 +308,14 @@ def _allowed(search: Search, logits: Float[Array, "B W vocab"], options: SearchO
         constraints.append(force_prefix(search.prefixes))
     if options.sampling and options.min_length:  # a beam takes care of it among its candidates
         constraints.append(at_least(options.min_length, eos))
-    log_normaliser = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    values = jnp.moveaxis(logits, -1, 0)
+    log_normaliser = jax.nn.logsumexp(values, axis=0)
     if not (constraints or options.sampling):
-        return _Next(logits, log_normaliser)
-    log_probs = logits - log_normaliser
+        return _Next(values, log_normaliser)
+    log_probs = logits - log_normaliser[..., None]
     for constraint in constraints:
         log_probs = constraint(log_probs, search.alive.tokens, search.lengths)
-    return _Next(log_probs, jnp.zeros_like(log_normaliser))
+    return _Next(jnp.moveaxis(log_probs, -1, 0), jnp.zeros_like(log_normaliser))
 
 
 Chosen = tuple[Int[Array, "B N"], Int[Array, "B N"], Float[Array, "B N"], Float[Array, "B N"]]
@@ -334,17 +342,17 @@ def _likeliest(
     `ranks` are log-probabilities less penalties.
     Only the likeliest few of each hypothesis can be among the likeliest of all: the rest is never sorted.
     """
-    batch, width, _ = following.values.shape
+    _, batch, width = following.values.shape
     count = 2 * width if width > 1 else 1
     spare = 1 if options.min_length else 0  # EOS may be one that is not allowed yet
-    penalty = None if penalty is None else penalty[:, None]
-    values, tokens = _top_tokens(following.values if penalty is None else following.values - penalty, count + spare)
+    wanted = following.values if penalty is None else following.values - penalty.T[..., None]
+    values, tokens = _top_tokens(wanted, count + spare)
     if options.min_length:
         values = jnp.where(too_short[:, None, None] & (tokens == eos), NEVER, values)
-    values -= following.log_normaliser  # [B, W, count]
+    values -= following.log_normaliser[..., None]  # [B, W, count]
     ranks = ranks[..., None] + values
     if penalty is not None:
-        values += jnp.take_along_axis(jnp.broadcast_to(penalty, (batch, width, penalty.shape[-1])), tokens, axis=2)
+        values += jnp.take_along_axis(penalty, tokens.reshape(batch, -1), axis=1).reshape(tokens.shape)
     flat = lambda x: x.reshape(batch, -1)
     best = _top_k(flat(ranks), min(count, ranks[0].size))
     parents = best // ranks.shape[-1]
@@ -353,22 +361,26 @@ def _likeliest(
 
 
 def _top_tokens(
-    values: Float[Array, "B W vocab"], count: int
+    values: Float[Array, "vocab B W"], count: int
 ) -> tuple[Float[Array, "B W count"], Int[Array, "B W count"]]:
     """The `count` largest values of each hypothesis, largest first, and their tokens; of equal ones the first.
 
     They lie in the `count` chunks with the largest maxima, so that only those are sorted.
     """
-    vocab = values.shape[-1]
+    vocab = len(values)
     chunk = _chunk_size(vocab)
     if vocab <= 4 * chunk * count:
-        return _sorted_top_k(values, min(count, vocab))
-    chunks = jnp.pad(values, ((0, 0), (0, 0), (0, -vocab % chunk)), constant_values=NEVER)
-    chunks = chunks.reshape(*values.shape[:2], -1, chunk)
-    likely = jnp.sort(_top_k(chunks.max(axis=-1), count), axis=-1)  # [B, W, count], in order for the sake of ties
-    candidates = jnp.take_along_axis(chunks, likely[..., None], axis=2)
-    values, places = _sorted_top_k(candidates.reshape(*values.shape[:2], -1), count)
-    return values, jnp.take_along_axis(likely, places // chunk, axis=2) * chunk + places % chunk
+        return _sorted_top_k(jnp.moveaxis(values, 0, -1), min(count, vocab))
+    chunks = jnp.pad(values, ((0, -vocab % chunk), (0, 0), (0, 0)), constant_values=NEVER)
+    chunks = chunks.reshape(-1, chunk, *values.shape[1:])
+    likely = jnp.sort(_top_k(jnp.moveaxis(chunks.max(axis=1), 0, -1), count), axis=-1)  # in order for the sake of ties
+    tokens = (likely[..., None] * chunk + jnp.arange(chunk)[None, None, None]).reshape(
+        *values.shape[1:], -1
+    )  # [B, W, count·chunk]
+    rows, hypotheses = (x[..., None] for x in jnp.indices(values.shape[1:]))
+    candidates = values.at[tokens, rows, hypotheses].get(mode="fill", fill_value=NEVER)
+    values, places = _sorted_top_k(candidates, count)
+    return values, jnp.take_along_axis(tokens, places, axis=2)
 
 
 def _chunk_size(vocab: int) -> int:

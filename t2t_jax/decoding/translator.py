@@ -58,9 +58,9 @@ class Translator:
     def __init__(self, models: Models, tokenizer: Tokenizer, *, max_length: int, mesh: Mesh | None = None):
         self._tokenizer = tokenizer
         self._max_length = max_length  # of training, to warn beyond
-        self._mesh = mesh or sharding.make_mesh()
+        self.mesh = mesh or sharding.make_mesh()
         params = tuple(_as_computed(*pair) for pair in zip(*models, strict=True))
-        self._models = Models(models.modules, jax.device_put(params, sharding.replicated(self._mesh)))
+        self.models = Models(models.modules, jax.device_put(params, sharding.replicated(self.mesh)))
 
     def translate(
         self,
@@ -100,7 +100,7 @@ class Translator:
             )
             for index in todo
         ]
-        for number, found in search_all(self._models, requests, SearchOptions(**options), self._mesh):
+        for number, found in search_all(self.models, requests, SearchOptions(**options), self.mesh):
             answers[todo[number]] = self._hypotheses(found)
             on_progress(1)
         return answers
@@ -111,12 +111,12 @@ class Translator:
         targets = self._tokenizer.encode_many([target for _, target in pairs])
         scores = [None] * len(pairs)
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
-        for indices, width, rows in _batches(lengths, self._mesh):
+        for indices, width, rows in _batches(lengths, self.mesh):
             arrays = {
                 name: pad([side[i] for i in indices], rows, width)
                 for name, side in (("inputs", sources), ("targets", targets))
             }
-            found = np.asarray(_token_log_probs(*self._models, **sharding.put_rows(arrays, self._mesh)))
+            found = np.asarray(_token_log_probs(*self.models, **sharding.put_rows(arrays, self.mesh)))
             for row, index in enumerate(indices):
                 values = [float(x) for x in found[row, : len(targets[index])]]
                 scores[index] = Score(sum(values), values, len(values))

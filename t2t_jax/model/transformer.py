@@ -237,9 +237,9 @@ class Transformer(nn.Module):
         vectors = table(positions) if table else layouts[self.config.positions](positions, self.config.d_model)
         return vectors.astype(self.dtype)
 
-    def _logits(self, y):
+    def _softmax(self, y):
         y = self.decoder_norm(y) if self.config.norm == "pre" else y
-        return (self.embedding if self.config.share_embeddings else self.softmax).logits(y)
+        return y, (self.embedding if self.config.share_embeddings else self.softmax)
 
     def encode(self, inputs: Int[Array, "B S"], *, train: bool = False) -> Float[Array, "B S D"]:
         """The encoder's output for each source position."""
@@ -262,7 +262,8 @@ class Transformer(nn.Module):
         y = self.target_dropout(y, train=train)
         for layer in self.decoder_layers:
             y = layer(y, encoded, padding_mask(inputs), train=train)
-        return self._logits(y)
+        y, softmax = self._softmax(y)
+        return softmax.logits(y)
 
     def __call__(
         self, inputs: Int[Array, "B S"], targets: Int[Array, "B T"], *, train: bool = False
@@ -319,7 +320,8 @@ class Transformer(nn.Module):
             y, layer_cache = layer.step(y, layer_cache, slot, ancestry, cache["mask"])
             layers.append(layer_cache)
         slot = (slot + 1) % ancestors.shape[-1]
-        return self._logits(y), cache | {"layers": layers, "ancestors": ancestors, "slot": slot}
+        y, softmax = self._softmax(y)
+        return softmax.logits_of_step(y), cache | {"layers": layers, "ancestors": ancestors, "slot": slot}
 
 
 def admit_to_cache(cache: Cache, source: Cache, rows: Int[Array, " A"]) -> Cache:

@@ -268,7 +268,9 @@ def test_top_tokens_are_those_of_a_sort_ties_in_order(vocab, chunks):
     """With and without a divisor near 128, and small enough to sort at once."""
     assert chunks is None or vocab == chunks * beam_search_module._chunk_size(vocab)
     values = np.random.default_rng(0).integers(0, 50, (2, 3, vocab)).astype(np.float32)
-    found, tokens = jax.jit(beam_search_module._top_tokens, static_argnums=1)(jnp.asarray(values), 8)
+    found, tokens = jax.jit(beam_search_module._top_tokens, static_argnums=1)(
+        jnp.moveaxis(jnp.asarray(values), -1, 0), 8
+    )
     expected = np.argsort(-values, axis=-1, kind="stable")[..., :8]
     np.testing.assert_array_equal(tokens, expected)
     np.testing.assert_array_equal(found, np.take_along_axis(values, expected, axis=-1))

@@ -55,7 +55,7 @@ def test_the_forward_pass_gives_an_output_its_reported_log_probs(translator):
     """On the ids the search wrote; a random model's text is not always cut into the same ones again."""
     found = translator.translate(SENTENCES, n_best=3, max_extra_length=6)
     piece_to_id = translator._tokenizer._pieces.piece_to_id
-    (model,), (params,) = translator._models
+    (model,), (params,) = translator.models
     forward = jax.jit(model.apply)
     checked = 0
     for sentence, hypotheses in zip(SENTENCES, found, strict=True):
@@ -72,7 +72,7 @@ def test_the_forward_pass_gives_an_output_its_reported_log_probs(translator):
 def test_score_is_the_log_softmax_of_the_forward_pass(translator):
     source, target = "one two three", "drei zwei"
     inputs, targets = (jnp.array([translator._tokenizer.encode(text)]) for text in (source, target))
-    (model,), (params,) = translator._models
+    (model,), (params,) = translator.models
     logits = model.apply({"params": params}, inputs, targets)
     expected = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[0, :, 0]
     (score,) = translator.score([(source, target)])
@@ -100,7 +100,7 @@ def test_an_empty_sentence_has_an_empty_translation(translator):
 
 
 def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
-    translator = Translator(translator._models, translator._tokenizer, max_length=4)
+    translator = Translator(translator.models, translator._tokenizer, max_length=4)
     (hypotheses,) = translator.translate(["one two three four five"], max_extra_length=2)
     assert hypotheses[0].num_tokens > 0
     assert "6 subwords is longer than any in training (4)" in caplog.text
@@ -108,8 +108,8 @@ def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
 
 def test_eight_devices_translate_as_one_does(translator):
     mesh = sharding.make_mesh(jax.devices())
-    eight = Translator(translator._models, translator._tokenizer, max_length=256, mesh=mesh)
-    assert eight._mesh.devices.size == 8
+    eight = Translator(translator.models, translator._tokenizer, max_length=256, mesh=mesh)
+    assert eight.mesh.devices.size == 8
     expected, found = (which.translate(SENTENCES, max_extra_length=6) for which in (translator, eight))
     for one, other in zip(expected, found, strict=True):
         close(one, other)
@@ -129,10 +129,10 @@ def test_nothing_is_compiled_again_whatever_comes(translator):
 
 
 def test_an_ensemble_averages_probabilities(translator):
-    (model,), (params,) = translator._models
+    (model,), (params,) = translator.models
     other = tiny.sharp_variables(model, seed=2)["params"]
     make = lambda *members: Translator(
-        Models((model,) * len(members), members), translator._tokenizer, max_length=256, mesh=translator._mesh
+        Models((model,) * len(members), members), translator._tokenizer, max_length=256, mesh=translator.mesh
     )
     twice, both = make(params, params), make(params, other)
     for expected, found in zip(translator.translate(SENTENCES), twice.translate(SENTENCES), strict=True):
@@ -181,7 +181,7 @@ def test_a_line_of_5000_subwords_does_not_stop_the_rest(translator, caplog):
 
 
 def test_bfloat16_chooses_nearly_the_same(translator):
-    (model,), params = translator._models
+    (model,), params = translator.models
     half = dataclasses.replace(model, dtype=jnp.bfloat16)
     found = Translator(Models((half,), params), translator._tokenizer, max_length=256).score([("one two", "zwei eins")])
     expected = translator.score([("one two", "zwei eins")])

@@ -1,0 +1,110 @@
+"""What every benchmark shares: systems in processes of their own, taking turns, and the machine's description."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from t2t_jax.files import write_json
+from t2t_jax.run_folder import code_version
+
+_REST = 0.3  # seconds between turns, for the threads of the last one to go to sleep
+
+
+class System:
+    """One system in a process of its own, so that none's threads are in another's way."""
+
+    def __init__(self, name: str, build: Callable[..., dict[str, Callable[[], Any]]], *arguments: Any):
+        """`build(*arguments)` makes the cases by name; each call of one is a measurement."""
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, build, arguments), daemon=True)
+        self._process.start()
+
+    def run(self, case: str) -> tuple[float, Any]:
+        """(seconds, what the case returned)."""
+        time.sleep(_REST)
+        self._pipe.send(case)
+        seconds, answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return seconds, answer
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+
+def _serve(pipe: Any, build: Callable[..., dict[str, Callable[[], Any]]], arguments: tuple[Any, ...]) -> None:
+    cases = build(*arguments)
+    while True:
+        case = pipe.recv()
+        try:
+            begun = time.perf_counter()
+            answer = cases[case]()
+            pipe.send((time.perf_counter() - begun, answer))
+        except Exception as error:
+            pipe.send((0.0, error))
+
+
+@contextlib.contextmanager
+def running(systems: Sequence[System]) -> Iterator[dict[str, System]]:
+    """The systems by name, ended together."""
+    try:
+        yield {system.name: system for system in systems}
+    finally:
+        for system in systems:
+            system.close()
+
+
+def take_turns(systems: dict[str, System], case: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each system in each round, one system after the other; the first round warms up and is left out."""
+    seconds = {name: [] for name in systems}
+    for round_ in range(rounds + 1):
+        for name, system in systems.items():
+            taken, _ = system.run(case)
+            if round_:
+                seconds[name].append(taken)
+        print(f"{case}, round {round_} of {rounds}", end="\r", file=sys.stderr)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> float:
+    """The median over the rounds of our time by theirs: below 1 is faster."""
+    return statistics.median(a / b for a, b in zip(seconds[ours], seconds[peer], strict=True))
+
+
+def conditions(packages: Sequence[str]) -> dict[str, Any]:
+    """Where and when: without it no number means anything."""
+    model = next(
+        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "commit": code_version(),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if os.path.exists(path) else []
+
+
+def write(path: str | None, found_under: dict[str, Any], results: dict[str, float]) -> None:
+    """The file other programs read, if one is asked for."""
+    if path:
+        write_json(Path(path), {"conditions": found_under, "results": results})
