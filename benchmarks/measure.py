@@ -74,7 +74,8 @@ def take_turns(systems: dict[str, System], case: str, rounds: int) -> dict[str, 
             taken, _ = system.run(case)
             if round_:
                 seconds[name].append(taken)
-        print(f"{case}, round {round_} of {rounds}", end="\r", file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"{case}, round {round_} of {rounds}", end="\r", file=sys.stderr)
     return seconds
 
 
