@@ -309,7 +309,8 @@ def _allowed(search: Search, logits: Float[Array, "B W vocab"], options: SearchO
     if options.sampling and options.min_length:  # a beam takes care of it among its candidates
         constraints.append(at_least(options.min_length, eos))
     values = jnp.moveaxis(logits, -1, 0)
-    log_normaliser = jax.nn.logsumexp(values, axis=0)
+    # Chunk by chunk: their maxima are needed anyway, to find the likeliest tokens.
+    log_normaliser = jax.nn.logsumexp(jax.nn.logsumexp(_chunks(values), axis=1), axis=0).reshape(values.shape[1:])
     if not (constraints or options.sampling):
         return _Next(values, log_normaliser)
     log_probs = logits - log_normaliser[..., None]
@@ -367,13 +368,11 @@ def _top_tokens(
 
     They lie in the `count` chunks with the largest maxima, so that only those are sorted.
     """
-    vocab = len(values)
-    chunk = _chunk_size(vocab)
+    vocab, chunk = len(values), _chunk_size(len(values))
     if vocab <= 4 * chunk * count:
         return _sorted_top_k(jnp.moveaxis(values, 0, -1), min(count, vocab))
-    chunks = jnp.pad(values, ((0, -vocab % chunk), (0, 0), (0, 0)), constant_values=NEVER)
-    chunks = chunks.reshape(-1, chunk, *values.shape[1:])
-    likely = jnp.sort(_top_k(jnp.moveaxis(chunks.max(axis=1), 0, -1), count), axis=-1)  # in order for the sake of ties
+    maxima = _chunks(values).max(axis=1).T.reshape(*values.shape[1:], -1)
+    likely = jnp.sort(_top_k(maxima, count), axis=-1)  # in order for the sake of ties
     tokens = (likely[..., None] * chunk + jnp.arange(chunk)[None, None, None]).reshape(
         *values.shape[1:], -1
     )  # [B, W, count·chunk]
@@ -381,6 +380,13 @@ def _top_tokens(
     candidates = values.at[tokens, rows, hypotheses].get(mode="fill", fill_value=NEVER)
     values, places = _sorted_top_k(candidates, count)
     return values, jnp.take_along_axis(tokens, places, axis=2)
+
+
+def _chunks(values: Float[Array, "vocab B W"]) -> Float[Array, "chunks chunk BW"]:
+    """The vocabulary in chunks; one axis for all hypotheses, as XLA on CPU is slow where the last axis is short."""
+    chunk = _chunk_size(len(values))
+    flat = values.reshape(len(values), -1)
+    return jnp.pad(flat, ((0, -len(values) % chunk), (0, 0)), constant_values=NEVER).reshape(-1, chunk, flat.shape[1])
 
 
 def _chunk_size(vocab: int) -> int:

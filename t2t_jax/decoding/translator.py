@@ -56,7 +56,7 @@ class Translator:
     """Translates and scores sentences with one model, or an ensemble, on all devices of `mesh`."""
 
     def __init__(self, models: Models, tokenizer: Tokenizer, *, max_length: int, mesh: Mesh | None = None):
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._max_length = max_length  # of training, to warn beyond
         self.mesh = mesh or sharding.make_mesh()
         params = tuple(_as_computed(*pair) for pair in zip(*models, strict=True))
@@ -80,7 +80,7 @@ class Translator:
         whenever that many more sentences are done.
         """
         check_options(max_extra_length=max_extra_length, **options)
-        encoded = self._tokenizer.encode_many(sentences)
+        encoded = self.tokenizer.encode_many(sentences)
         for sentence, ids in zip(sentences, encoded, strict=True):
             if len(ids) > self._max_length:
                 logging.warning(
@@ -90,7 +90,7 @@ class Translator:
         answers = [[_EMPTY] for _ in sentences]
         todo = [index for index, ids in enumerate(encoded) if len(ids) > 1]
         on_progress(len(sentences) - len(todo))
-        starts = [ids[:-1] for ids in self._tokenizer.encode_many(prefixes)] if prefixes else [[]] * len(sentences)
+        starts = [ids[:-1] for ids in self.tokenizer.encode_many(prefixes)] if prefixes else [[]] * len(sentences)
         requests = [
             Request(
                 ids=encoded[index],
@@ -107,8 +107,8 @@ class Translator:
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Score]:
         """The log-probability of each pair's target given its source."""
-        sources = self._tokenizer.encode_many([source for source, _ in pairs])
-        targets = self._tokenizer.encode_many([target for _, target in pairs])
+        sources = self.tokenizer.encode_many([source for source, _ in pairs])
+        targets = self.tokenizer.encode_many([target for _, target in pairs])
         scores = [None] * len(pairs)
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
         for indices, width, rows in _batches(lengths, self.mesh):
@@ -129,8 +129,8 @@ class Translator:
             length = int(found.lengths[rank])
             ids = found.tokens[rank, :length]
             hypothesis = Hypothesis(
-                text=self._tokenizer.decode(ids),
-                tokens=self._tokenizer.tokens(ids),
+                text=self.tokenizer.decode(ids),
+                tokens=self.tokenizer.tokens(ids),
                 log_prob=float(found.log_probs[rank]),
                 score=float(found.scores[rank]),
                 num_tokens=length,

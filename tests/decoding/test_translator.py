@@ -54,13 +54,13 @@ def test_a_sentence_alone_equals_the_same_sentence_in_any_batch(translator):
 def test_the_forward_pass_gives_an_output_its_reported_log_probs(translator):
     """On the ids the search wrote; a random model's text is not always cut into the same ones again."""
     found = translator.translate(SENTENCES, n_best=3, max_extra_length=6)
-    piece_to_id = translator._tokenizer._pieces.piece_to_id
+    piece_to_id = translator.tokenizer._pieces.piece_to_id
     (model,), (params,) = translator.models
     forward = jax.jit(model.apply)
     checked = 0
     for sentence, hypotheses in zip(SENTENCES, found, strict=True):
         for h in hypotheses[: 3 if sentence else 0]:
-            inputs = jnp.array([translator._tokenizer.encode(sentence)])
+            inputs = jnp.array([translator.tokenizer.encode(sentence)])
             targets = jnp.array([[piece_to_id(token) for token in h.tokens]])
             log_probs = jax.nn.log_softmax(forward({"params": params}, inputs, targets))[0]
             expected = jnp.take_along_axis(log_probs, targets[0, :, None], axis=-1)[:, 0]
@@ -71,7 +71,7 @@ def test_the_forward_pass_gives_an_output_its_reported_log_probs(translator):
 
 def test_score_is_the_log_softmax_of_the_forward_pass(translator):
     source, target = "one two three", "drei zwei"
-    inputs, targets = (jnp.array([translator._tokenizer.encode(text)]) for text in (source, target))
+    inputs, targets = (jnp.array([translator.tokenizer.encode(text)]) for text in (source, target))
     (model,), (params,) = translator.models
     logits = model.apply({"params": params}, inputs, targets)
     expected = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[0, :, 0]
@@ -90,7 +90,7 @@ def test_each_hypothesis_is_what_the_contract_says(translator):
             np.testing.assert_allclose(h.log_prob, sum(h.token_log_probs), rtol=1e-5)
             np.testing.assert_allclose(h.score, h.log_prob / ((5 + h.num_tokens) / 6) ** 0.6, rtol=1e-5)
             assert (h.tokens[-1:] == ["</s>"]) == h.finished or sentence == ""
-            assert h.num_tokens <= len(translator._tokenizer.encode(sentence)) + 6
+            assert h.num_tokens <= len(translator.tokenizer.encode(sentence)) + 6
 
 
 def test_an_empty_sentence_has_an_empty_translation(translator):
@@ -100,7 +100,7 @@ def test_an_empty_sentence_has_an_empty_translation(translator):
 
 
 def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
-    translator = Translator(translator.models, translator._tokenizer, max_length=4)
+    translator = Translator(translator.models, translator.tokenizer, max_length=4)
     (hypotheses,) = translator.translate(["one two three four five"], max_extra_length=2)
     assert hypotheses[0].num_tokens > 0
     assert "6 subwords is longer than any in training (4)" in caplog.text
@@ -108,7 +108,7 @@ def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
 
 def test_eight_devices_translate_as_one_does(translator):
     mesh = sharding.make_mesh(jax.devices())
-    eight = Translator(translator.models, translator._tokenizer, max_length=256, mesh=mesh)
+    eight = Translator(translator.models, translator.tokenizer, max_length=256, mesh=mesh)
     assert eight.mesh.devices.size == 8
     expected, found = (which.translate(SENTENCES, max_extra_length=6) for which in (translator, eight))
     for one, other in zip(expected, found, strict=True):
@@ -132,7 +132,7 @@ def test_an_ensemble_averages_probabilities(translator):
     (model,), (params,) = translator.models
     other = tiny.sharp_variables(model, seed=2)["params"]
     make = lambda *members: Translator(
-        Models((model,) * len(members), members), translator._tokenizer, max_length=256, mesh=translator.mesh
+        Models((model,) * len(members), members), translator.tokenizer, max_length=256, mesh=translator.mesh
     )
     twice, both = make(params, params), make(params, other)
     for expected, found in zip(translator.translate(SENTENCES), twice.translate(SENTENCES), strict=True):
@@ -149,7 +149,7 @@ def test_translations_begin_with_their_prefixes(translator):
     found = translator.translate(SENTENCES, prefixes=prefixes, max_extra_length=4)
     free = translator.translate(SENTENCES, max_extra_length=4)
     for sentence, prefix, (hypothesis, *_), (unforced, *_) in zip(SENTENCES, prefixes, found, free, strict=True):
-        tokens = translator._tokenizer.tokens(translator._tokenizer.encode(prefix)[:-1])
+        tokens = translator.tokenizer.tokens(translator.tokenizer.encode(prefix)[:-1])
         assert not sentence or hypothesis.tokens[: len(tokens)] == tokens
         assert prefix or hypothesis.tokens == unforced.tokens
     assert any(a[0].tokens != b[0].tokens for a, b in zip(found, free, strict=True))
@@ -183,7 +183,7 @@ def test_a_line_of_5000_subwords_does_not_stop_the_rest(translator, caplog):
 def test_bfloat16_chooses_nearly_the_same(translator):
     (model,), params = translator.models
     half = dataclasses.replace(model, dtype=jnp.bfloat16)
-    found = Translator(Models((half,), params), translator._tokenizer, max_length=256).score([("one two", "zwei eins")])
+    found = Translator(Models((half,), params), translator.tokenizer, max_length=256).score([("one two", "zwei eins")])
     expected = translator.score([("one two", "zwei eins")])
     np.testing.assert_allclose(found[0].log_prob, expected[0].log_prob, rtol=0.05)
 
