@@ -41,11 +41,23 @@ def get_config() -> ml_collections.ConfigDict:
     data.directory = "~/.cache/t2t_jax"  # downloads and token stores, shared by all runs
     data.vocab_size = 37000  # pieces, source and target together (§5.1)
     data.vocab_kind = "bpe"  # or 'unigram'
+    data.vocab_pairs = 1_000_000  # training pairs it is learned from, drawn at random; 0 for all
     data.byte_fallback = True  # 256 of the pieces are bytes: no text is out of vocabulary
     data.max_length = 256  # subwords with EOS; longer training pairs are left out and counted
     data.heldout_max_length = 0  # the same for dev and test; 0 keeps all
     data.tokens_per_batch = 25000  # target positions of a global batch; as many on the source side (§5.1)
     data.num_buckets = 24  # static batch shapes, each compiled once
+
+    data.cleaning = cleaning = ml_collections.ConfigDict()  # of training text, see t2t_jax/data/cleaning.py
+    cleaning.normalize_punctuation = False  # one form of each quotation mark, dash and space
+    cleaning.remove_nonprinting = False  # control and private-use characters
+    cleaning.max_words = 0  # a side; 0 for no limit
+    cleaning.max_ratio = 0.0  # of the words of the longer side to those of the shorter; 0 for no limit
+    cleaning.drop_identical = False  # both sides the same text
+    cleaning.drop_wrong_script = False  # most letters not of the language's script
+    cleaning.drop_duplicates = False  # a pair that has been before
+    cleaning.drop_near_duplicates = False  # one that differs only in numbers, marks, spaces and capitals
+    cleaning.drop_test_leaks = False  # a side that is a dev or test sentence
 
     config.optimizer = optimizer = ml_collections.ConfigDict()
     optimizer.learning_rate_factor = 1.0  # multiplies Eq. 3 (§5.3)

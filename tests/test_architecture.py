@@ -21,12 +21,15 @@ LEVELS = {
     "t2t_jax.interop": 3,
     "t2t_jax.training": 4,
     "configs": 5,
+    "benchmarks": 5,
     "main": 6,
 }
 NO_JAX = ("t2t_jax.errors", "t2t_jax.files", "t2t_jax.run_folder", "t2t_jax.data")
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
 
-FILES = sorted([*ROOT.glob("t2t_jax/**/*.py"), *ROOT.glob("configs/**/*.py"), ROOT / "main.py"])
+FILES = sorted(
+    [*ROOT.glob("t2t_jax/**/*.py"), *ROOT.glob("configs/**/*.py"), *ROOT.glob("benchmarks/*.py"), ROOT / "main.py"]
+)
 
 
 def module(path):
@@ -57,7 +60,7 @@ def test_arrows_point_down(path):
     if name == "t2t_jax":
         return  # `t2t_jax.load` is the one name it lends from above
     for imported in imports(path):
-        if imported.split(".")[0] in ("t2t_jax", "configs", "main", "experiments", "tests"):
+        if imported.split(".")[0] in ("t2t_jax", "configs", "main", "benchmarks", "experiments", "tests"):
             below, here = room(imported), room(name)
             assert below == here or LEVELS[below] < LEVELS[here], f"{name} imports {imported}"
 

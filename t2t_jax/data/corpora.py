@@ -23,12 +23,16 @@ Pair = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Sentence pairs by split, each as a function that streams them; `checksums` say which text it is."""
+    """Sentence pairs by split, each as a function that streams them; `checksums` say which text it is.
+
+    `table` compares what was found with what is known of the corpus, for people.
+    """
 
     name: str
     languages: tuple[str, str]
     splits: dict[str, Callable[[], Iterator[Pair]]]
     checksums: dict[str, str]
+    table: str = ""
 
 
 def read_corpus(

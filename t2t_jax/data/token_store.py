@@ -1,6 +1,6 @@
 """§5.1: the tokenised corpus on disk: written once, memory-mapped, any pair read in O(1).
 
-A store is a folder named for what it was made from, written under another name and renamed when complete:
+A store is a folder named for what it was made from:
 
     manifest.json               settings, counts, report, and the sha256 of every other file
     vocab.model                 the joint vocabulary
@@ -8,20 +8,31 @@ A store is a folder named for what it was made from, written under another name 
                                 vocabularies beyond 65,536)
     train.{source,target}.ends  int64: where each sentence ends in `.ids`
     {dev,test}.{source,target}.txt   the held-out text
+
+It is written in a hidden folder beside it: first the vocabulary, then shards of cleaned and encoded pairs by several
+processes, then the files above without the duplicates among all shards. Each file there is whole or absent, so that
+an interrupted preparation goes on where it was and ends with the same bytes.
 """
 
+import concurrent.futures
+import contextlib
 import dataclasses
+import fcntl
+import functools
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from tqdm import tqdm
 
 from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
@@ -29,7 +40,8 @@ from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, choice
 from t2t_jax.files import read_json, sha256, write_json
 
-_CHUNK = 20_000  # pairs in memory at a time while writing
+_FORMAT = 2  # of stores; raised when the same corpus and settings give other bytes
+_SHARD = 50_000  # pairs read, cleaned and encoded at a time by one process
 _HELD_OUT = ("dev", "test")
 _SIDES = ("source", "target")
 
@@ -38,20 +50,31 @@ _SIDES = ("source", "target")
 class StoreSettings:
     """What a store depends on besides the corpus; the field names are those of `config.data`.
 
-    Lengths are in subwords, EOS included. `max_length` bounds training pairs; `heldout_max_length` says which
-    dev and test pairs belong to the experiment (0: all of them).
+    The vocabulary is trained on `vocab_pairs` training pairs drawn at random (0: all). Lengths are in subwords, EOS
+    included. `max_length` bounds training pairs; `heldout_max_length` says which dev and test pairs belong to the
+    experiment (0: all of them).
     """
 
     vocab_size: int
     vocab_kind: str
+    vocab_pairs: int
     byte_fallback: bool
     max_length: int
     heldout_max_length: int
+    cleaning: cleaning.Rules
 
     def __post_init__(self):
         choice("data.vocab_kind", self.vocab_kind, ["bpe", "unigram"])
         if self.max_length < 2:
             raise InputError(f"data.max_length must be at least 2 (a subword and EOS); got {self.max_length}")
+        if self.vocab_pairs < 0:
+            raise InputError(f"data.vocab_pairs must be at least 0 (all pairs); got {self.vocab_pairs}")
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "StoreSettings":
+        """Those of `config.data`."""
+        fields = {field.name: data[field.name] for field in dataclasses.fields(cls)}
+        return cls(**fields | {"cleaning": cleaning.Rules(**dict(data["cleaning"]))})
 
 
 class Sentences:
@@ -77,7 +100,12 @@ class Sentences:
 
     def lengths(self) -> np.ndarray:
         """The number of subwords of every sentence, EOS included."""
-        return np.diff(self._ends, prepend=0).astype(np.int32)
+        found, start = np.empty(len(self._ends), np.int32), 0
+        for first in range(0, len(found), 1 << 20):  # a part at a time: `ends` has twice the bytes
+            ends = self._ends[first : first + (1 << 20)]
+            found[first : first + len(ends)] = np.diff(ends, prepend=start)
+            start = ends[-1]
+        return found
 
 
 class TokenStore:
@@ -92,6 +120,7 @@ class TokenStore:
                 raise DamagedError(f"{path} is damaged or missing; delete {directory} and run again")
         self.tokenizer = Tokenizer(directory / "vocab.model")
         self.report = cleaning.Report(**manifest["report"])
+        self._corpus_table = manifest["corpus_table"]
         self.held_out_counts = manifest["held_out"]
         dtype = np.dtype(manifest["dtype"])
         self.source, self.target = (Sentences.open(directory / f"train.{side}", dtype) for side in _SIDES)
@@ -109,90 +138,274 @@ class TokenStore:
             beyond = counts["read"] - counts["kept"]
             left_out = f"; {beyond:,} beyond data.heldout_max_length are not part of it" if beyond else ""
             lines.append(f"{counts['kept']:,} {split} pairs{left_out}")
-        return "\n".join([*lines, f"{len(self.tokenizer):,} pieces; {self.directory}"])
+        lines.append(f"{len(self.tokenizer):,} pieces; {self.directory}")
+        return "\n".join(filter(None, [*lines, self._corpus_table]))
 
 
 def open_store(data: Mapping[str, Any]) -> TokenStore:
     """The store that the fields of `config.data` describe, prepared now if it is not there."""
     directory = Path(data["directory"]).expanduser()
     prefixes = {split: data[split] for split in SPLITS}
+    settings = StoreSettings.of(data)
     corpus = read_corpus(data["corpus"], data["source_language"], data["target_language"], prefixes, directory)
-    settings = StoreSettings(**{field.name: data[field.name] for field in dataclasses.fields(StoreSettings)})
     return prepare(corpus, settings, directory)
 
 
 def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenStore:
     """Opens the store of this corpus with these settings under `directory`, writing it first if there is none."""
-    identity = json.dumps([corpus.checksums, corpus.languages, dataclasses.asdict(settings)], sort_keys=True)
+    identity = json.dumps([_FORMAT, corpus.checksums, corpus.languages, dataclasses.asdict(settings)], sort_keys=True)
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     final = directory / f"{corpus.name}-{'-'.join(corpus.languages)}-{key}"
-    if not final.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=directory))
-        try:
-            _write(corpus, settings, partial)
-            os.rename(partial, final)
-        except OSError:
-            if not final.exists():  # otherwise another process was first with the same store
+    work = final.with_name(f".{final.name}.unfinished")
+    while work.exists() or not final.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        with _alone_in(work):
+            try:
+                if not final.exists():
+                    _write(corpus, settings, work, final)
+                shutil.rmtree(work)
+            except InputError:  # it would only be raised again
+                shutil.rmtree(work)
                 raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     return TokenStore(final)
 
 
-def _write(corpus: Corpus, settings: StoreSettings, directory: Path) -> None:
-    vocabulary = directory / "vocab.model"
-    sentences = (one_line(side) for pair in corpus.splits["train"]() for side in pair)
-    vocabulary.write_bytes(
-        train_vocabulary(sentences, settings.vocab_size, kind=settings.vocab_kind, byte_fallback=settings.byte_fallback)
-    )
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Waits for any other process that is in here, also one on another's behalf; its death lets us in."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> None:
+    vocabulary = work / "vocab.model"
+    if not vocabulary.exists():
+        _write_whole(vocabulary, _train_vocabulary(corpus, settings))
     tokenizer = Tokenizer(vocabulary)
+    held_out = {split: list(corpus.splits[split]()) for split in _HELD_OUT}
+    shards = _write_shards(corpus, settings, work, cleaning.leak_index(itertools.chain(*held_out.values())))
+    store = work / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    store.mkdir()
+    shutil.copy(vocabulary, store)
     dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
-    report = _write_train(corpus.splits["train"](), tokenizer, settings.max_length, dtype, directory)
+    report = _join_shards(shards, settings, tokenizer, dtype, store)
     if not report.kept:
         raise InputError(f"data.train: no pair is left to train on ({report}); raise data.max_length")
     limit = settings.heldout_max_length
-    held_out = {s: _write_held_out(corpus.splits[s](), tokenizer, limit, directory / s) for s in _HELD_OUT}
+    counts = {split: _write_held_out(pairs, tokenizer, limit, store / split) for split, pairs in held_out.items()}
     manifest = {
         "languages": corpus.languages,
         "corpus": corpus.checksums,
+        "corpus_table": corpus.table,
         "settings": dataclasses.asdict(settings),
         "dtype": dtype.str,
         "report": dataclasses.asdict(report),
-        "held_out": held_out,
-        "sha256": {path.name: sha256(path) for path in sorted(directory.iterdir())},
+        "held_out": counts,
+        "sha256": {path.name: sha256(path) for path in sorted(store.iterdir())},
     }
-    write_json(directory / "manifest.json", manifest)
+    write_json(store / "manifest.json", manifest)
+    os.rename(store, final)
 
 
-def _write_train(
-    pairs: Iterator[Pair], tokenizer: Tokenizer, max_length: int, dtype: np.dtype, directory: Path
+def _write_whole(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+def _train_vocabulary(corpus: Corpus, settings: StoreSettings) -> bytes:
+    pairs = draw(corpus.splits["train"](), settings.vocab_pairs)
+    sentences = (one_line(cleaning.normalize(side, settings.cleaning)) for pair in pairs for side in pair)
+    return train_vocabulary(
+        sentences, settings.vocab_size, kind=settings.vocab_kind, byte_fallback=settings.byte_fallback
+    )
+
+
+def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
+    """`count` of the pairs, each as likely as any other and the same ones every time; all of them where it is 0."""
+    if not count:
+        return pairs
+    drawn, rng, read = list(itertools.islice(pairs, count)), np.random.default_rng(0), count
+    for chunk in _chunks(pairs, _SHARD):
+        places = rng.integers(np.arange(read, read + len(chunk)) + 1)  # pair n replaces one of those with odds count/n
+        for index in np.flatnonzero(places < count):
+            drawn[places[index]] = chunk[index]
+        read += len(chunk)
+    return iter(drawn)
+
+
+# --- Shards ------------------------------------------------------------------------------------------------
+
+
+class _Shard(NamedTuple):
+    """Some training pairs, cleaned and encoded: all ids of a side in one array; keys where duplicates are dropped."""
+
+    source_ids: np.ndarray
+    target_ids: np.ndarray
+    source_lengths: np.ndarray
+    target_lengths: np.ndarray
+    exact_keys: np.ndarray
+    near_keys: np.ndarray
+    report: cleaning.Report
+
+
+def _write_shards(corpus: Corpus, settings: StoreSettings, work: Path, held_out: Collection[str]) -> list[Path]:
+    """Writes those that are not there yet, on all cores, and returns all in order."""
+    paths = []
+
+    def missing() -> Iterator[tuple[Path, list[Pair]]]:
+        for number, chunk in enumerate(_chunks(corpus.splits["train"](), _SHARD)):
+            paths.append(work / f"shard-{number:05}.npz")
+            if paths[-1].exists():
+                bar.update(len(chunk))
+            else:
+                yield paths[-1], chunk
+
+    write = functools.partial(_write_shard, work / "vocab.model", settings, corpus.languages, held_out)
+    with tqdm(unit=" pairs", unit_scale=True, desc="preparing", delay=2) as bar:
+        for count in _on_all_cores(write, missing()):
+            bar.update(count)
+    return paths
+
+
+def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, list[Pair]]]) -> Iterator[int]:
+    """`write(*job)` of each, a few ahead of what is asked for; one job alone is done here and now."""
+    first = list(itertools.islice(jobs, 2))
+    if len(first) < 2:
+        yield from (write(*job) for job in first)
+        return
+    cores = len(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("spawn")  # the caller may have threads, which do not survive a fork
+    with concurrent.futures.ProcessPoolExecutor(cores, context, _end_with_parent) as pool:
+        running = set()
+        for job in itertools.chain(first, jobs):
+            running.add(pool.submit(write, *job))
+            if len(running) > 2 * cores:
+                done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        yield from (future.result() for future in concurrent.futures.as_completed(running))
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot tell its workers to end."""
+
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@functools.cache
+def _tokenizer(vocabulary: Path) -> Tokenizer:
+    return Tokenizer(vocabulary)
+
+
+def _write_shard(
+    vocabulary: Path,
+    settings: StoreSettings,
+    languages: tuple[str, str],
+    held_out: Collection[str],
+    path: Path,
+    pairs: list[Pair],
+) -> int:
+    """The number of pairs read."""
+    rules, report = settings.cleaning, cleaning.Report()
+    cleaned = cleaning.clean(pairs, rules, languages, held_out, report)
+    tokenizer = _tokenizer(vocabulary)
+    encoded = zip(*(tokenizer.encode_many([p[side] for p in cleaned], num_threads=1) for side in (0, 1)), strict=True)
+    kept, texts = [], []
+    for ids, text in zip(encoded, cleaned, strict=True):
+        if cleaning.is_too_long(*ids, settings.max_length):
+            report.drop("too_long", *text)
+        else:
+            kept.append(ids)
+            texts.append(text)
+    arrays = {}
+    for side, name in enumerate(_SIDES):
+        lengths = np.array([len(ids[side]) for ids in kept], np.int32)
+        flat = itertools.chain.from_iterable(ids[side] for ids in kept)
+        arrays |= {f"{name}_ids": np.fromiter(flat, np.int32, lengths.sum()), f"{name}_lengths": lengths}
+    for name, key, on in (
+        ("exact_keys", cleaning.exact_key, rules.drop_duplicates),
+        ("near_keys", cleaning.near_key, rules.drop_near_duplicates),
+    ):
+        arrays[name] = np.array([key(*text) for text in texts] if on else [], np.uint64)
+    arrays["report"] = np.frombuffer(json.dumps(dataclasses.asdict(report)).encode(), np.uint8)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.savez(file, **arrays)
+    os.replace(partial, path)
+    return len(pairs)
+
+
+def _read_shard(path: Path, names: Collection[str] = _Shard._fields) -> Mapping[str, np.ndarray]:
+    """Some arrays of a shard, against their checksums."""
+    try:
+        with np.load(path) as arrays:
+            return {name: arrays[name] for name in names}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DamagedError(f"{path} is damaged ({error}); delete it and run again") from None
+
+
+def _join_shards(
+    shards: list[Path], settings: StoreSettings, tokenizer: Tokenizer, dtype: np.dtype, directory: Path
 ) -> cleaning.Report:
-    report = cleaning.Report()
-    ids = [(directory / f"train.{side}.ids").open("wb") for side in _SIDES]
-    ends = [(directory / f"train.{side}.ends").open("wb") for side in _SIDES]
-    position = [0, 0]
-    for chunk in _chunks(pairs):
-        full = [pair for pair in chunk if not cleaning.is_empty(*pair)]
-        encoded = zip(*_encode(full, tokenizer), strict=True)
-        kept = [pair for pair in encoded if not cleaning.is_too_long(*pair, max_length)]
-        report.read += len(chunk)
-        report.empty += len(chunk) - len(full)
-        report.too_long += len(full) - len(kept)
-        for side in (0, 1):
-            lengths = np.array([len(pair[side]) for pair in kept], np.int64)
-            flat = itertools.chain.from_iterable(pair[side] for pair in kept)
-            np.fromiter(flat, dtype, lengths.sum()).tofile(ids[side])
-            (position[side] + lengths.cumsum()).tofile(ends[side])
-            position[side] += lengths.sum()
-    for file in (*ids, *ends):
-        file.close()
+    """Writes the training files: all shards without what occurs in them again."""
+    report, position = cleaning.Report(), [0, 0]
+    keys = {"duplicate": "exact_keys", "near_duplicate": "near_keys"}
+    repeated = {rule: _repeated(shards, name) for rule, name in keys.items()}
+    first = 0
+    with contextlib.ExitStack() as stack:
+        open_all = lambda end: [stack.enter_context((directory / f"train.{side}.{end}").open("wb")) for side in _SIDES]
+        ids_files, ends_files = open_all("ids"), open_all("ends")
+        for path in shards:
+            shard = _read_shard(path)
+            report.add(cleaning.Report(**json.loads(shard["report"].tobytes())))
+            count = len(shard["source_lengths"])
+            keep = np.ones(count, bool)
+            for rule, again in repeated.items():
+                drop = again[first : first + count] & keep if len(again) else np.zeros(count, bool)
+                keep &= ~drop
+                _report_repeated(report, rule, drop, shard, tokenizer)
+            first += count
+            for side, name in enumerate(_SIDES):
+                lengths = shard[f"{name}_lengths"]
+                shard[f"{name}_ids"][np.repeat(keep, lengths)].astype(dtype).tofile(ids_files[side])
+                ends = position[side] + lengths[keep].cumsum(dtype=np.int64)
+                ends.tofile(ends_files[side])
+                position[side] = int(ends[-1]) if len(ends) else position[side]
     return report
 
 
-def _write_held_out(pairs: Iterator[Pair], tokenizer: Tokenizer, limit: int, stem: Path) -> dict[str, int]:
-    pairs = list(pairs)
-    lengths = zip(*_encode(pairs, tokenizer), strict=True)
+def _repeated(shards: list[Path], name: str) -> np.ndarray:
+    """True for each pair of all shards whose key an earlier pair has; empty where there are no keys."""
+    keys = np.concatenate([np.zeros(0, np.uint64), *(_read_shard(path, [name])[name] for path in shards)])
+    return cleaning.repeated(keys)
+
+
+def _report_repeated(
+    report: cleaning.Report, rule: str, drop: np.ndarray, shard: Mapping[str, np.ndarray], tokenizer: Tokenizer
+) -> None:
+    """Counts dropped pairs; the first of them become examples, as text."""
+    dropped = np.flatnonzero(drop)
+    ends = [shard[f"{name}_lengths"].cumsum() for name in _SIDES]
+    for index in dropped[: cleaning.EXAMPLES]:
+        ids = (
+            shard[f"{name}_ids"][end[index] - shard[f"{name}_lengths"][index] : end[index]]
+            for name, end in zip(_SIDES, ends, strict=True)
+        )
+        report.drop(rule, *map(tokenizer.decode, ids))
+    report.dropped[rule] = report.dropped.get(rule, 0) + len(dropped[cleaning.EXAMPLES :])
+
+
+def _write_held_out(pairs: list[Pair], tokenizer: Tokenizer, limit: int, stem: Path) -> dict[str, int]:
+    lengths = zip(*(tokenizer.encode_many([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
     kept = [p for p, ids in zip(pairs, lengths, strict=True) if not limit or not cleaning.is_too_long(*ids, limit)]
     if not kept:
         raise InputError(f"data.{stem.name}: no pair of at most data.heldout_max_length={limit} subwords")
@@ -202,10 +415,6 @@ def _write_held_out(pairs: Iterator[Pair], tokenizer: Tokenizer, limit: int, ste
     return {"read": len(pairs), "kept": len(kept)}
 
 
-def _encode(pairs: list[Pair], tokenizer: Tokenizer) -> tuple[list[list[int]], list[list[int]]]:
-    return tuple(tokenizer.encode_many([pair[side] for pair in pairs]) for side in (0, 1))
-
-
-def _chunks(pairs: Iterator[Pair]) -> Iterator[list[Pair]]:
-    while chunk := list(itertools.islice(pairs, _CHUNK)):
+def _chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
+    while chunk := list(itertools.islice(pairs, size)):
         yield chunk

@@ -72,9 +72,9 @@ class Tokenizer:
         """Ids of one sentence, EOS last."""
         return [*self._pieces.encode(one_line(text)), EOS]
 
-    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """`encode` of each text, on all cores."""
-        encoded = self._pieces.encode([one_line(text) for text in texts], num_threads=-1)
+    def encode_many(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
+        """`encode` of each text, on all cores where `num_threads` is −1."""
+        encoded = self._pieces.encode([one_line(text) for text in texts], num_threads=num_threads)
         return [[*ids, EOS] for ids in encoded]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:

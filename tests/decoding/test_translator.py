@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from t2t_jax import sharding
-from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
 from t2t_jax.decoding import pool
 from t2t_jax.decoding.pool import Models
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
-from t2t_jax.model.transformer import Transformer
 from tests import tiny
 from tests.data import toy_corpus
 
@@ -23,18 +21,6 @@ SENTENCES = [
     "five six seven eight one two three four five six seven eight one two",
     "two two",
 ]
-
-
-@pytest.fixture(scope="module")
-def translator(tmp_path_factory):
-    """A random model, its probabilities sharpened so that hypotheses differ by more than rounding."""
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.model"
-    path.write_bytes(train_vocabulary([side for pair in toy_corpus.pairs(300, 0) for side in pair], 340))
-    tokenizer = Tokenizer(path)
-    model = Transformer(dataclasses.replace(tiny.CONFIG, vocab_size=len(tokenizer)))
-    variables = tiny.sharp_variables(model, seed=1)
-    mesh = sharding.make_mesh(jax.devices()[:1])
-    return Translator(Models((model,), (variables["params"],)), tokenizer, max_length=256, mesh=mesh)
 
 
 def close(a, b):
