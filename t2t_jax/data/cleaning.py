@@ -32,36 +32,10 @@ _PUNCTUATION = str.maketrans(
 )
 _NO_MARKS = re.compile(r"[\W\d_]+")
 _LATIN, _CYRILLIC, _GREEK = "LATIN", "CYRILLIC", "GREEK"
+_LATIN_LANGUAGES = "cs da de en es et fi fr hr hu is it lt lv nl no pl pt ro sk sl sv tr"
 _SCRIPTS = {
-    **dict.fromkeys(
-        [
-            "cs",
-            "da",
-            "de",
-            "en",
-            "es",
-            "et",
-            "fi",
-            "fr",
-            "hr",
-            "hu",
-            "is",
-            "it",
-            "lt",
-            "lv",
-            "nl",
-            "no",
-            "pl",
-            "pt",
-            "ro",
-            "sk",
-            "sl",
-            "sv",
-            "tr",
-        ],
-        _LATIN,
-    ),
-    **dict.fromkeys(["bg", "mk", "ru", "uk"], _CYRILLIC),
+    **{language: _LATIN for language in _LATIN_LANGUAGES.split()},
+    **dict.fromkeys(("bg", "mk", "ru", "uk"), _CYRILLIC),
     "el": _GREEK,
 }
 
