@@ -393,15 +393,10 @@ def _report_repeated(
     report: cleaning.Report, rule: str, drop: np.ndarray, shard: Mapping[str, np.ndarray], tokenizer: Tokenizer
 ) -> None:
     """Counts dropped pairs; the first of them become examples, as text."""
-    dropped = np.flatnonzero(drop)
-    ends = [shard[f"{name}_lengths"].cumsum() for name in _SIDES]
-    for index in dropped[: cleaning.EXAMPLES]:
-        ids = (
-            shard[f"{name}_ids"][end[index] - shard[f"{name}_lengths"][index] : end[index]]
-            for name, end in zip(_SIDES, ends, strict=True)
-        )
-        report.drop(rule, *map(tokenizer.decode, ids))
-    report.dropped[rule] = report.dropped.get(rule, 0) + len(dropped[cleaning.EXAMPLES :])
+    sides = [Sentences(shard[f"{name}_ids"], shard[f"{name}_lengths"].cumsum()) for name in _SIDES]
+    for count, index in enumerate(np.flatnonzero(drop)):
+        text = (tokenizer.decode(side[index]) for side in sides) if count < cleaning.EXAMPLES else ("", "")
+        report.drop(rule, *text)
 
 
 def _write_held_out(pairs: list[Pair], tokenizer: Tokenizer, limit: int, stem: Path) -> dict[str, int]:

@@ -3,12 +3,17 @@ import dataclasses
 import numpy as np
 import pytest
 
+from t2t_jax.data import token_store
+from t2t_jax.data.cleaning import Rules
 from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.token_store import StoreSettings, TokenStore, prepare
 from t2t_jax.errors import DamagedError, InputError
 from tests.data import toy_corpus
 
-SETTINGS = StoreSettings(vocab_size=340, vocab_kind="bpe", byte_fallback=True, max_length=32, heldout_max_length=0)
+SETTINGS = StoreSettings(
+    vocab_size=340, vocab_kind="bpe", vocab_pairs=0, byte_fallback=True, max_length=32, heldout_max_length=0,
+    cleaning=Rules(),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -44,16 +49,18 @@ def test_what_is_left_out_of_training_is_counted_and_evaluation_loses_nothing(tm
     toy_corpus.write(tmp_path / "test", extra)
     corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
     store = prepare(corpus, SETTINGS, tmp_path)
-    assert dataclasses.asdict(store.report) == {"read": 303, "empty": 2, "too_long": 1}
+    assert store.report.read == 303 and store.report.dropped == {"empty": 2, "too_long": 1}
+    assert store.report.examples["empty"] == [["", "eins"], ["one", " \t"]]
     assert len(store.source) == store.report.kept == 300
     assert len(store.held_out("test")[0]) == 3
-    assert "300 of 303 training pairs kept; dropped 2 with an empty side, 1 over data.max_length" in store.describe()
+    assert store.describe().startswith("300 of 303 training pairs kept\n")
+    assert "2 dropped: an empty side" in store.describe() and "1 dropped: more than" in store.describe()
 
 
 def test_the_longest_training_pair_has_exactly_max_length_subwords(corpus, tmp_path):
     store = prepare(corpus, dataclasses.replace(SETTINGS, max_length=5), tmp_path)
     assert max(store.source.lengths().max(), store.target.lengths().max()) == 5
-    assert store.report.too_long == sum(len(en.split()) > 4 for en, _ in toy_corpus.pairs(300, 0))
+    assert store.report.dropped["too_long"] == sum(len(en.split()) > 4 for en, _ in toy_corpus.pairs(300, 0))
 
 
 def test_held_out_pairs_beyond_their_limit_are_counted(corpus, tmp_path):
@@ -89,3 +96,77 @@ def test_a_failed_preparation_leaves_nothing_behind(tmp_path):
     with pytest.raises(InputError, match="line 20"):
         prepare(corpus, SETTINGS, tmp_path / "stores")
     assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_duplicates_are_found_among_all_shards(tmp_path, monkeypatch):
+    """Shards of 7 pairs: a pair again in another shard, and one that differs in its number and marks."""
+    monkeypatch.setattr(token_store, "_SHARD", 7)
+    pairs = list(dict.fromkeys(toy_corpus.pairs(60, 0, longest=9)))
+    prefixes = toy_corpus.write_splits(tmp_path)
+    near = [(f"{pairs[n][0]} 7!", f"{pairs[n][1]}, 7") for n in (1, 30)]
+    toy_corpus.write(tmp_path / "train", [*pairs, pairs[3], pairs[40], *near, pairs[3]])
+    corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
+    rules = Rules(drop_duplicates=True, drop_near_duplicates=True)
+    store = prepare(corpus, dataclasses.replace(SETTINGS, vocab_size=290, max_length=99, cleaning=rules), tmp_path)
+    decoded = [tuple(map(store.tokenizer.decode, sides)) for sides in zip(store.source, store.target, strict=True)]
+    assert decoded == pairs
+    assert store.report.dropped == {"duplicate": 3, "near_duplicate": 2}
+    assert store.report.examples["duplicate"] == [list(pairs[3]), list(pairs[40]), list(pairs[3])]
+    assert store.report.examples["near_duplicate"][0] == list(near[0])
+
+
+def test_several_processes_write_what_one_does(corpus, tmp_path, monkeypatch):
+    alone = prepare(corpus, SETTINGS, tmp_path / "alone")
+    monkeypatch.setattr(token_store, "_SHARD", 100)
+    together = prepare(corpus, SETTINGS, tmp_path / "together")
+    assert together.fingerprint == alone.fingerprint
+
+
+def test_a_finished_shard_is_not_done_again_and_a_damaged_one_is_refused_by_name(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_store, "_SHARD", 100)
+    whole = prepare(corpus, SETTINGS, tmp_path / "whole")
+    written = []
+
+    def write_one_then_die(*arguments):
+        if written:
+            raise KeyboardInterrupt
+        written.append(arguments[-2])
+        return token_store._write_shard(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            token_store, "_on_all_cores", lambda write, jobs: (write_one_then_die(*write.args, *job) for job in jobs)
+        )
+        with pytest.raises(KeyboardInterrupt):
+            prepare(corpus, SETTINGS, tmp_path / "stores")
+    (shard,) = (tmp_path / "stores").glob(".*/shard-*.npz")
+    content = shard.read_bytes()
+    shard.write_bytes(content[: len(content) // 2])
+    done, write_all = [], token_store._on_all_cores
+    monkeypatch.setattr(token_store, "_on_all_cores", lambda write, jobs: write_all(write, watched(jobs, done)))
+    with pytest.raises(DamagedError, match="shard-00000.npz"):
+        prepare(corpus, SETTINGS, tmp_path / "stores")
+    shard.write_bytes(content)
+    assert prepare(corpus, SETTINGS, tmp_path / "stores").fingerprint == whole.fingerprint
+    assert [path.name for path in done] == ["shard-00001.npz", "shard-00002.npz"]
+    assert [path.name for path in (tmp_path / "stores").iterdir()] == [whole.directory.name]
+
+
+def watched(jobs, seen):
+    for job in jobs:
+        seen.append(job[0])
+        yield job
+
+
+def test_the_vocabulary_is_learned_from_pairs_drawn_evenly():
+    numbers = lambda count: iter([(str(n), "") for n in range(count)])
+    assert list(token_store.draw(numbers(50), 0)) == list(numbers(50)) == list(token_store.draw(numbers(50), 60))
+    drawn = [int(source) for source, _ in token_store.draw(numbers(200_000), 2000)]
+    assert len(set(drawn)) == 2000 and drawn == [int(s) for s, _ in token_store.draw(numbers(200_000), 2000)]
+    tenths, _ = np.histogram(drawn, bins=10, range=(0, 200_000))
+    assert tenths.min() > 140 and tenths.max() < 260
+
+
+def test_a_corpus_table_is_printed(corpus, tmp_path):
+    corpus = dataclasses.replace(corpus, table="archive | pairs")
+    assert prepare(corpus, SETTINGS, tmp_path).describe().endswith("archive | pairs")

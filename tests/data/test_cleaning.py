@@ -1,0 +1,90 @@
+"""Each rule fires where it should, and not where it should not."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_jax.data import cleaning
+from t2t_jax.data.cleaning import Report, Rules, clean
+from t2t_jax.errors import InputError
+
+GOOD = ("The house is small, but the garden is large.", "Das Haus ist klein, aber der Garten ist groß.")
+HELD_OUT = cleaning.leak_index([("A sentence of the test set.", "Ein Satz aus dem Testsatz."), ("Yes.", "Ja.")])
+
+CASES = {
+    "too_many_words": (Rules(max_words=12), ("one " * 13, "eins"), ("one " * 12, "eins")),
+    "bad_ratio": (Rules(max_ratio=1.5), ("one two three four", "eins zwei"), ("one two three", "eins zwei")),
+    "identical": (Rules(drop_identical=True), ("New York  2014", "New York 2014"), ("New York", "Neu York")),
+    "wrong_script": (Rules(drop_wrong_script=True), ("The house", "Дом у реки See"), ("α and β angles", "Größe α")),
+    "test_leak": (
+        Rules(drop_test_leaks=True),
+        ("Something else", "ein Satz, aus dem TESTSATZ!"),
+        ("Yes.", "Ein Satz aus dem anderen Testsatz."),
+    ),
+    "empty": (Rules(), ("one", "\u3000 \t"), ("one", ".")),
+}
+
+
+def dropped(rules, pair):
+    report = Report()
+    kept = clean([pair], rules, ("en", "de"), HELD_OUT, report)
+    assert report.read == 1 and report.kept == len(kept)
+    return list(report.dropped)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_fires_where_it_should_and_only_there(rule):
+    rules, bad, good = CASES[rule]
+    assert dropped(rules, bad) == [rule]
+    assert dropped(rules, good) == dropped(rules, GOOD) == []
+    assert rule == "empty" or dropped(Rules(), bad) == []  # it is off unless switched on
+
+
+def test_a_ratio_or_length_at_the_limit_is_kept():
+    assert dropped(Rules(max_words=3, max_ratio=1.5), ("a b c", "a b")) == []
+    assert dropped(Rules(max_words=2), ("a b c", "a b")) == ["too_many_words"]
+
+
+def test_a_language_without_a_script_is_left_alone():
+    assert not cleaning.is_wrong_script("家は小さい", "ja")
+    assert cleaning.is_wrong_script("家は小さい", "en") and not cleaning.is_wrong_script("2014: 7 %", "ru")
+
+
+def test_text_is_normalised_only_where_it_is_asked_for():
+    text = "„Groß“ – it’s\u00a0here…\u200b\u0007"
+    assert cleaning.normalize(text, Rules()) == text
+    assert cleaning.normalize(text, Rules(normalize_punctuation=True)) == '"Groß" - it\'s here...\u200b\u0007'
+    assert cleaning.normalize(text, Rules(remove_nonprinting=True)) == "„Groß“ – it’s\u00a0here…"
+    kept = clean([(text, text)], Rules(normalize_punctuation=True, remove_nonprinting=True), ("en", "de"), (), Report())
+    assert kept == [('"Groß" - it\'s here...',) * 2]
+
+
+def test_near_duplicates_differ_in_numbers_marks_and_capitals_only():
+    same = [("Page 7 of 9", "Seite 7 von 9"), ("page 12 of 300.", "SEITE 1 – von 2")]
+    other = [("Page 7 of 9", "Seite 7 vor 9"), ("12", "13"), ("14", "15")]
+    assert len({cleaning.near_key(*pair) for pair in same}) == 1
+    assert len({cleaning.near_key(*pair) for pair in (same[0], *other)}) == 4
+    assert len({cleaning.exact_key(*pair) for pair in (*same, *other)}) == 5
+    assert cleaning.exact_key("a", "b c") != cleaning.exact_key("a b", "c")
+
+
+@given(st.lists(st.integers(0, 2**64 - 1).map(lambda n: n % 7 << 61 | n % 3), max_size=60))
+def test_repeated_keys_are_those_seen_before(keys):
+    expected = [key in keys[:index] for index, key in enumerate(keys)]
+    np.testing.assert_array_equal(cleaning.repeated(np.array(keys, np.uint64)), expected)
+
+
+def test_reports_add_up_in_order():
+    first, second = Report(), Report()
+    clean([("", "a"), ("b", "")], Rules(), ("en", "de"), (), first)
+    clean([("c", ""), ("", "d"), ("e", "e")], Rules(drop_identical=True), ("en", "de"), (), second)
+    first.add(second)
+    assert first.read == 5 and first.kept == 0 and first.dropped == {"empty": 4, "identical": 1}
+    assert first.examples == {"empty": [["", "a"], ["b", ""], ["c", ""]], "identical": [["e", "e"]]}
+
+
+@pytest.mark.parametrize(("field", "value"), [("max_words", -1), ("max_ratio", 0.5)])
+def test_impossible_limits_are_refused(field, value):
+    with pytest.raises(InputError, match=f"data.cleaning.{field} must be"):
+        Rules(**{field: value})

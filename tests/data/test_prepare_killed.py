@@ -1,0 +1,83 @@
+"""Preparing a corpus, killed again and again, ends with the bytes of an uninterrupted preparation."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.data import toy_corpus
+
+ROOT = Path(__file__).parents[2]
+# As --mode=prepare, but with shards so small that this corpus has twelve.
+PREPARE = """
+import main, sys
+from t2t_jax.data import token_store
+token_store._SHARD = 500
+if __name__ == "__main__":
+    sys.exit(main.main(sys.argv))
+"""
+
+
+def start(prefixes, directory, script):
+    fields = {**prefixes, "corpus": "files", "directory": directory, "vocab_size": 340, "vocab_pairs": 1000}
+    fields |= {"cleaning.drop_near_duplicates": True, "cleaning.max_ratio": 2.0}
+    arguments = [f"--config.data.{name}={value}" for name, value in fields.items()]
+    command = [sys.executable, str(script), "--mode=prepare", f"--config={ROOT}/configs/base_ende.py", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, env=environment, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def stores(directory):
+    return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def group_ends(pgid, seconds=10):
+    """Whether all processes of a session are gone soon."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            os.killpg(pgid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "prepare.py"
+    path.write_text(PREPARE)
+    return path
+
+
+def test_twenty_kills_change_nothing(tmp_path, script):
+    prefixes = toy_corpus.write_splits(tmp_path, train=6000)
+    begun = time.monotonic()
+    whole = start(prefixes, tmp_path / "whole", script)
+    out, err = whole.communicate()
+    assert whole.returncode == 0, err
+    took = time.monotonic() - begun
+    assert "6,000 training pairs kept" in out and "dropped: the same pair again but" in out
+    rng, directory, midway = random.Random(0), tmp_path / "killed", 0
+    for _ in range(20):
+        process = start(prefixes, directory, script)
+        time.sleep(rng.uniform(0.2, 1.0) * took)
+        midway += process.poll() is None
+        os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
+        process.communicate()
+        assert group_ends(process.pid), "a worker outlives its parent"
+        for final in directory.glob("files-*"):
+            assert stores(final) == stores(next((tmp_path / "whole").iterdir()))
+            shutil.rmtree(final)
+    last = start(prefixes, directory, script)
+    assert last.wait() == 0
+    assert stores(directory) == stores(tmp_path / "whole")
+    assert midway >= 10
