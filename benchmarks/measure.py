@@ -6,8 +6,10 @@ import importlib.metadata
 import multiprocessing
 import os
 import platform
+import resource
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -82,6 +84,56 @@ def take_turns(systems: dict[str, System], case: str, rounds: int) -> dict[str, 
 def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> float:
     """The median over the rounds of our time by theirs: below 1 is faster."""
     return statistics.median(a / b for a, b in zip(seconds[ours], seconds[peer], strict=True))
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float, float]:
+    """(what it returned, seconds, peak memory in GiB) of a function in a process of its own, with its children."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_measured, args=(theirs, function, arguments))
+    process.start()
+    theirs.close()
+    try:
+        return ours.recv()
+    except EOFError:
+        raise RuntimeError(f"{function.__name__} ended without an answer") from None
+    finally:
+        process.join()
+
+
+def _measured(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    begun = time.perf_counter()
+    peak, ended = [0.0], threading.Event()
+
+    def watch():
+        while not ended.wait(0.05):
+            peak[0] = max(peak[0], sum(map(_resident_bytes, _family(os.getpid()))))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    answer = function(*arguments)
+    seconds = time.perf_counter() - begun
+    ended.set()
+    watcher.join()
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    pipe.send((answer, seconds, max(own, peak[0]) / 2**30))
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all that came from it."""
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in thread.read_text().split():
+            yield from _family(int(child))
+
+
+def _resident_bytes(pid: int) -> int:
+    """Its own share of memory: what two processes have in common is counted half for each; 0 once it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
 def conditions(packages: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ is read; duplicates are found later, by the 64-bit keys of all pairs. Held-out p
 """
 
 import dataclasses
-import functools
 import hashlib
 import re
 import unicodedata
@@ -19,21 +18,18 @@ Pair = tuple[str, str]
 
 EXAMPLES = 3  # dropped pairs kept for each rule
 _LEAK = 12  # letters; shorter held-out sentences are not looked for
-_MINORITY = 0.5  # of the letters; fewer of the language's own script are a wrong script
 _WORDS = re.compile(r"\w+|[^\w\s]")
-_PUNCTUATION = str.maketrans(
-    {
-        **dict.fromkeys("„“”«»‟″", '"'),
-        **dict.fromkeys("‘’‚‛´`′", "'"),
-        **dict.fromkeys("–—―−", "-"),
-        "…": "...",
-        **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
-    }
-)
-_NO_MARKS = re.compile(r"[\W\d_]+")
-_LATIN, _CYRILLIC, _GREEK = "LATIN", "CYRILLIC", "GREEK"
+_PUNCTUATION = {
+    **dict.fromkeys("„“”«»‟″", '"'),
+    **dict.fromkeys("‘’‚‛´`′", "'"),
+    **dict.fromkeys("–—―−", "-"),
+    "…": "...",
+    **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
+}
+_ANY_PUNCTUATION = re.compile(f"[{''.join(_PUNCTUATION)}]")
+_LATIN, _CYRILLIC, _GREEK = "A-Za-zªºÀ-ÖØ-öø-ɏḀ-ỿ", "Ѐ-ԯ", "Ͱ-Ͽἀ-῿"
 _LATIN_LANGUAGES = "cs da de en es et fi fr hr hu is it lt lv nl no pl pt ro sk sl sv tr"
-_SCRIPTS = {
+_LETTERS = {
     **{language: _LATIN for language in _LATIN_LANGUAGES.split()},
     **dict.fromkeys(("bg", "mk", "ru", "uk"), _CYRILLIC),
     "el": _GREEK,
@@ -66,7 +62,7 @@ class Rules:
 
 def normalize_punctuation(text: str) -> str:
     """One form for each kind of quotation mark, dash, ellipsis and space."""
-    return text if text.isascii() else text.translate(_PUNCTUATION)
+    return _ANY_PUNCTUATION.sub(lambda found: _PUNCTUATION[found[0]], text)
 
 
 def remove_nonprinting(text: str) -> str:
@@ -106,16 +102,10 @@ def is_identical(source: str, target: str) -> bool:
 
 def is_wrong_script(text: str, language: str) -> bool:
     """Fewer than half of the letters belong to the language's script; never for a language without an entry."""
-    script = _SCRIPTS.get(language)
-    if script is None or (script == _LATIN and text.isascii()):
+    own = _LETTERS.get(language)
+    if own is None or not (foreign := re.findall(rf"[^\W\d_{own}]", text)):
         return False
-    found = [_is_of_script(c, script) for c in text if c.isalpha()]
-    return sum(found) < _MINORITY * len(found)
-
-
-@functools.cache
-def _is_of_script(letter: str, script: str) -> bool:
-    return unicodedata.name(letter, "").startswith(script)
+    return len(re.findall(f"[{own}]", text)) < len(foreign)
 
 
 def is_too_long(source: Sequence[int], target: Sequence[int], max_length: int) -> bool:
@@ -139,7 +129,7 @@ def is_leaked(source: str, target: str, held_out: Collection[str]) -> bool:
 
 def letters(text: str) -> str:
     """The letters of a text, in lower case: what is left of it without numbers, marks and spaces."""
-    return _NO_MARKS.sub("", text).lower()
+    return "".join(filter(str.isalpha, text)).lower()
 
 
 def exact_key(source: str, target: str) -> int:

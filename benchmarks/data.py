@@ -1,0 +1,219 @@
+"""How fast text becomes batches, how much memory that takes, and how much of a batch is padding.
+
+    python -m benchmarks.data [--output FILE.json] [--pairs 2000000] [--directory DIR]
+
+Text: made-up words with the frequencies and lengths of WMT14's. Preparing: all cleaning rules on. Plans: 36 million
+pairs, the size of WMT14 English–French, by their lengths. Every part runs in a process of its own, whose peak memory is
+what is printed. Needs about 2 GB of disk, and nothing else running.
+"""
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure
+
+WMT14 = {"English-German": 4_508_785, "English-French": 36_000_000}
+TOKENS_PER_BATCH = 25_000
+SHAPES = (12, 24, 48, 96)
+WORDS = 300_000
+CHUNK = 100_000  # sentences made at a time
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", help="where to write the numbers as JSON")
+    parser.add_argument("--pairs", type=int, default=2_000_000, help="pairs that are prepared")
+    parser.add_argument("--directory", help="where the text and the store are written; a temporary folder")
+    arguments = parser.parse_args()
+
+    found_under = measure.conditions(["numpy", "sentencepiece", "grain"]) | {"pairs": arguments.pairs}
+    print(found_under, flush=True)
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+        results = preparing(Path(directory), arguments.pairs) | loading(Path(directory))
+    measure.write(arguments.output, found_under, results | plans() | padding())
+
+
+def preparing(directory: Path, count: int) -> dict[str, float]:
+    """Two text files → a store."""
+    measure.alone(write_text, directory, count)
+    (kept, learning), seconds, gib = measure.alone(prepare, directory)
+    pace = (seconds - learning) / count
+    print(f"\npreparing {count:,} pairs, all rules on: {count / seconds:,.0f} pairs/s, {gib:.2f} GiB; {kept:,} kept")
+    print(f"    {learning:.0f} s for the vocabulary, then {1 / pace:,.0f} pairs/s")
+    for name, pairs in WMT14.items():
+        print(f"    {name}, {pairs:,} pairs, at this pace: {(learning + pairs * pace) / 60:.0f} minutes")
+    _, taken, keys_gib = measure.alone(find_duplicates, WMT14["English-French"])
+    print(f"    duplicates among {WMT14['English-French']:,} pairs: {taken:.0f} s, {keys_gib:.2f} GiB", flush=True)
+    return {"prepare_pairs_per_second": count / seconds, "prepare_gib": gib, "duplicates_36m_gib": keys_gib}
+
+
+def loading(directory: Path) -> dict[str, float]:
+    """A store, its files in memory → batches, on one core."""
+    (speed, digest), _, _ = measure.alone(load, directory)
+    (_, again), _, _ = measure.alone(load, directory)
+    print(f"\nloading: {speed:,.0f} target tokens/s on one core; the same batches again: {digest == again}", flush=True)
+    return {"load_target_tokens_per_second": speed}
+
+
+def plans() -> dict[str, float]:
+    """Lengths of 36 million pairs → the batches of an epoch."""
+    results = {}
+    for name, packing in (("plan_36m", False), ("packed_plan_36m", True)):
+        _, seconds, gib = measure.alone(plan, WMT14["English-French"], packing)
+        print(f"{name}: {seconds:.1f} s, {gib:.2f} GiB", flush=True)
+        results |= {f"{name}_seconds": seconds, f"{name}_gib": gib}
+    return results
+
+
+def padding() -> dict[str, float]:
+    """How much of an epoch's batches holds no token."""
+    print(f"\npadding at {TOKENS_PER_BATCH:,} tokens a batch\n{'compiled shapes':>16}{'padding':>10}")
+    waste = {shapes: measure.alone(padded, 2_000_000, shapes, False)[0] for shapes in SHAPES}
+    for shapes, share in waste.items():
+        print(f"{shapes:>16}{share:>10.2%}")
+    packed, _, _ = measure.alone(padded, 2_000_000, 1, True)
+    print(f"{'1, packed':>16}{packed:>10.2%}", flush=True)
+    return {"padding_bucketed": waste[default("num_buckets")], "padding_packed": packed}
+
+
+# --- What runs in processes of their own -------------------------------------------------------------------
+
+
+def write_text(directory: Path, count: int) -> None:
+    """train, dev and test: sentences of words drawn by Zipf's law, 26 of them on average; some pairs twice."""
+    rng = np.random.default_rng(0)
+    letters = np.array(list("etaoinshrdlucmfwypvbgkqjxzäöüß"))
+    words = ["".join(letters[rng.zipf(1.3, 3 + n % 9) % 30]) for n in range(WORDS)]
+    for split, pairs in (("train", count), ("dev", 1000), ("test", 1000)):
+        with (directory / f"{split}.en").open("w") as source, (directory / f"{split}.de").open("w") as target:
+            for first in range(0, pairs, CHUNK):
+                size = min(CHUNK, pairs - first)
+                lengths = wmt_lengths(size, rng)
+                for file, side in ((source, lengths[0]), (target, lengths[1])):
+                    drawn = rng.zipf(1.15, side.sum()) % WORDS
+                    ends = side.cumsum()
+                    for start, end in zip(ends - side, ends, strict=True):
+                        file.write(" ".join([words[n] for n in drawn[start:end]]) + ".\n")
+
+
+def wmt_lengths(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of sides like those of WMT14: log-normal, 26 on average, the target a little longer."""
+    source = np.clip(np.exp(rng.normal(3.1, 0.58, count)), 2, 256)
+    target = np.clip(source * rng.normal(1.05, 0.13, count), 2, 256)
+    return source.round().astype(np.int32), target.round().astype(np.int32)
+
+
+def data_fields(directory: Path) -> dict[str, Any]:
+    """`config.data` of the base model, for the text that was written here, with every cleaning rule on."""
+    from configs import base_ende
+
+    data = base_ende.get_config().data.to_dict()
+    data |= {"corpus": "files", "directory": str(directory / "stores")}
+    data |= {split: str(directory / split) for split in ("train", "dev", "test")}
+    limits = {"max_words": 175, "max_ratio": 1.5}
+    return data | {"cleaning": {name: limits.get(name, True) for name in data["cleaning"]}}
+
+
+def default(field: str) -> Any:
+    """A field of `config.data` of the base model."""
+    from configs import base_ende
+
+    return base_ende.get_config().data[field]
+
+
+def prepare(directory: Path) -> tuple[int, float]:
+    """The number of pairs kept, and the seconds that the vocabulary took."""
+    from t2t_jax.data import token_store
+
+    train, taken = token_store._train_vocabulary, []
+
+    def timed(*arguments):
+        begun = time.perf_counter()
+        vocabulary = train(*arguments)
+        taken.append(time.perf_counter() - begun)
+        return vocabulary
+
+    token_store._train_vocabulary = timed
+    store = token_store.open_store(data_fields(directory))
+    print(store.describe())
+    return store.report.kept, taken[0]
+
+
+def find_duplicates(count: int) -> int:
+    from t2t_jax.data.cleaning import repeated
+
+    keys = np.random.default_rng(0).integers(0, 2**64, count, np.uint64)
+    return int(repeated(keys).sum())
+
+
+def load(directory: Path) -> tuple[float, str]:
+    """Target tokens a second, and a digest of the batches."""
+    from t2t_jax.data.token_store import open_store
+
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    store = open_store(data_fields(directory))  # checks every byte, so that all is in memory
+    batches = make_batches(store.source, store.target, default("num_buckets"), packing=False)
+    batches.plan(0)
+    digest, tokens, begun = hashlib.sha256(), 0, time.perf_counter()
+    loaded = list(batches.iterate(0, min(1000, batches.per_epoch)))
+    seconds = time.perf_counter() - begun
+    for batch in loaded:
+        tokens += int(np.count_nonzero(batch["targets"]))
+        digest.update(batch["inputs"].tobytes() + batch["targets"].tobytes())
+    return tokens / seconds, digest.hexdigest()
+
+
+@dataclasses.dataclass
+class Lengths:
+    """Sentences of which nothing but the lengths is known."""
+
+    of_all: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.of_all)
+
+    def lengths(self) -> np.ndarray:
+        return self.of_all
+
+
+@functools.cache
+def wmt_sentences(count: int) -> tuple[Lengths, Lengths]:
+    rng, sides = np.random.default_rng(0), np.empty((2, count), np.int32)
+    for first in range(0, count, CHUNK):
+        part = sides[:, first : first + CHUNK]
+        part[:] = wmt_lengths(part.shape[1], rng)
+    return Lengths(sides[0]), Lengths(sides[1])
+
+
+def make_batches(sources: Any, targets: Any, shapes: int, *, packing: bool) -> Any:
+    from t2t_jax.data.batching import Batches
+
+    settings = {"tokens_per_batch": TOKENS_PER_BATCH, "num_buckets": shapes, "seed": 0}
+    return Batches(sources, targets, **settings, **({"packing": True} if packing else {}))
+
+
+def plan(count: int, packing: bool) -> None:
+    make_batches(*wmt_sentences(count), default("num_buckets"), packing=packing).plan(0)
+
+
+def padded(count: int, shapes: int, packing: bool) -> float:
+    sides = wmt_sentences(count)
+    batches = make_batches(*sides, shapes, packing=packing)
+    positions = sum(
+        bucket.rows * (bucket.source_length + bucket.target_length)
+        for bucket in map(batches.bucket, range(batches.per_epoch))
+    )
+    return 1 - sum(int(side.lengths().sum()) for side in sides) / positions
+
+
+if __name__ == "__main__":
+    main()
