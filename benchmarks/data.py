@@ -134,7 +134,7 @@ def prepare(directory: Path) -> tuple[int, float]:
     """The number of pairs kept, and the seconds that the vocabulary took."""
     from t2t_jax.data import token_store
 
-    train, taken = token_store._train_vocabulary, []
+    train, taken = token_store._vocabulary, []
 
     def timed(*arguments):
         begun = time.perf_counter()
@@ -142,7 +142,7 @@ def prepare(directory: Path) -> tuple[int, float]:
         taken.append(time.perf_counter() - begun)
         return vocabulary
 
-    token_store._train_vocabulary = timed
+    token_store._vocabulary = timed
     store = token_store.open_store(data_fields(directory))
     print(store.describe())
     return store.report.kept, taken[0]

@@ -39,6 +39,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.dev = ""
     data.test = ""
     data.directory = "~/.cache/t2t_jax"  # downloads and token stores, shared by all runs
+    data.vocabulary = ""  # a SentencePiece model or subword-nmt's codes; where given, vocab_* is not used
     data.vocab_size = 37000  # pieces, source and target together (§5.1)
     data.vocab_kind = "bpe"  # or 'unigram'
     data.vocab_pairs = 1_000_000  # training pairs it is learned from, drawn at random; 0 for all

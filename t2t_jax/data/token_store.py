@@ -36,6 +36,7 @@ from tqdm import tqdm
 
 from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
+from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, choice
 from t2t_jax.files import read_json, sha256, write_json
@@ -50,11 +51,12 @@ _SIDES = ("source", "target")
 class StoreSettings:
     """What a store depends on besides the corpus; the field names are those of `config.data`.
 
-    The vocabulary is trained on `vocab_pairs` training pairs drawn at random (0: all). Lengths are in subwords, EOS
-    included. `max_length` bounds training pairs; `heldout_max_length` says which dev and test pairs belong to the
-    experiment (0: all of them).
+    The vocabulary is the file `vocabulary` (see ready_vocabulary.py), or trained on `vocab_pairs` training pairs drawn
+    at random (0: all). Lengths are in subwords, EOS included. `max_length` bounds training pairs;
+    `heldout_max_length` says which dev and test pairs belong to the experiment (0: all of them).
     """
 
+    vocabulary: str
     vocab_size: int
     vocab_kind: str
     vocab_pairs: int
@@ -74,6 +76,7 @@ class StoreSettings:
     def of(cls, data: Mapping[str, Any]) -> "StoreSettings":
         """Those of `config.data`."""
         fields = {field.name: data[field.name] for field in dataclasses.fields(cls)}
+        fields["vocabulary"] = str(Path(data["vocabulary"]).expanduser()) if data["vocabulary"] else ""
         return cls(**fields | {"cleaning": cleaning.Rules(**dict(data["cleaning"]))})
 
 
@@ -153,7 +156,9 @@ def open_store(data: Mapping[str, Any]) -> TokenStore:
 
 def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenStore:
     """Opens the store of this corpus with these settings under `directory`, writing it first if there is none."""
-    identity = json.dumps([_FORMAT, corpus.checksums, corpus.languages, dataclasses.asdict(settings)], sort_keys=True)
+    ready = sha256(Path(settings.vocabulary)) if Path(settings.vocabulary).is_file() else None
+    made_from = dataclasses.asdict(settings) | {"vocabulary": ready}
+    identity = json.dumps([_FORMAT, corpus.checksums, corpus.languages, made_from], sort_keys=True)
     key = hashlib.sha256(identity.encode()).hexdigest()[:12]
     final = directory / f"{corpus.name}-{'-'.join(corpus.languages)}-{key}"
     work = final.with_name(f".{final.name}.unfinished")
@@ -184,7 +189,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> None:
     vocabulary = work / "vocab.model"
     if not vocabulary.exists():
-        _write_whole(vocabulary, _train_vocabulary(corpus, settings))
+        _write_whole(vocabulary, _vocabulary(corpus, settings))
     tokenizer = Tokenizer(vocabulary)
     held_out = {split: list(corpus.splits[split]()) for split in _HELD_OUT}
     shards = _write_shards(corpus, settings, work, cleaning.leak_index(itertools.chain(*held_out.values())))
@@ -218,9 +223,11 @@ def _write_whole(path: Path, content: bytes) -> None:
     os.replace(partial, path)
 
 
-def _train_vocabulary(corpus: Corpus, settings: StoreSettings) -> bytes:
+def _vocabulary(corpus: Corpus, settings: StoreSettings) -> bytes:
     pairs = draw(corpus.splits["train"](), settings.vocab_pairs)
     sentences = (one_line(cleaning.normalize(side, settings.cleaning)) for pair in pairs for side in pair)
+    if settings.vocabulary:
+        return ready_vocabulary(Path(settings.vocabulary), sentences)
     return train_vocabulary(
         sentences, settings.vocab_size, kind=settings.vocab_kind, byte_fallback=settings.byte_fallback
     )

@@ -79,7 +79,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` up to the first EOS; padding is skipped."""
-        return self._pieces.decode([i for i in self._until_eos(ids) if i not in (PAD, EOS)])
+        text = self._pieces.decode([i for i in self._until_eos(ids) if i not in (PAD, EOS)])
+        return text.removesuffix(" ")  # of the last word, where pieces end with the space
 
     def tokens(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces of `ids`, EOS included."""

@@ -11,8 +11,8 @@ from t2t_jax.errors import DamagedError, InputError
 from tests.data import toy_corpus
 
 SETTINGS = StoreSettings(
-    vocab_size=340, vocab_kind="bpe", vocab_pairs=0, byte_fallback=True, max_length=32, heldout_max_length=0,
-    cleaning=Rules(),
+    vocabulary="", vocab_size=340, vocab_kind="bpe", vocab_pairs=0, byte_fallback=True,
+    max_length=32, heldout_max_length=0, cleaning=Rules(),
 )  # fmt: skip
 
 
@@ -170,3 +170,17 @@ def test_the_vocabulary_is_learned_from_pairs_drawn_evenly():
 def test_a_corpus_table_is_printed(corpus, tmp_path):
     corpus = dataclasses.replace(corpus, table="archive | pairs")
     assert prepare(corpus, SETTINGS, tmp_path).describe().endswith("archive | pairs")
+
+
+def test_a_ready_vocabulary_is_used_and_its_content_names_the_store(corpus, tmp_path):
+    trained = prepare(corpus, SETTINGS, tmp_path / "trained")
+    model = tmp_path / "some.model"
+    model.write_bytes((trained.directory / "vocab.model").read_bytes())
+    settings = dataclasses.replace(SETTINGS, vocabulary=str(model))
+    ready = prepare(corpus, settings, tmp_path / "ready")
+    assert ready.fingerprint == trained.fingerprint
+    model.write_text("#version: 0.2\no n\non e</w>\n")
+    merges = prepare(corpus, settings, tmp_path / "ready")
+    assert merges.directory != ready.directory
+    assert merges.tokenizer.tokens(merges.tokenizer.encode("one two")) == ["one▁", "t", "w", "o▁", "</s>"]
+    assert [merges.tokenizer.decode(merges.source[n]) for n in range(9)] == [en for en, _ in toy_corpus.pairs(9, 0)]

@@ -1,0 +1,66 @@
+import io
+import random
+
+import pytest
+import sentencepiece
+
+from t2t_jax.data.ready_vocabulary import model_of_merges, ready_vocabulary
+from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
+from t2t_jax.errors import InputError
+from tests.data import toy_corpus
+
+TEXT = "low lower lowest newer wider widest new slow slowly Größe größer größte , . !"
+WORDS = TEXT.split()
+
+
+def sentences(count):
+    rng = random.Random(0)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(count)]
+
+
+def pieces(model, text):
+    return sentencepiece.SentencePieceProcessor(model_proto=model).encode(text, out_type=str)
+
+
+def test_merges_are_applied_in_their_order_by_hand():
+    """l o w e r: (e, r</w>) before (l, o), then (lo, w); the 'er' inside a word is none."""
+    model = model_of_merges([("e", "r</w>"), ("l", "o"), ("lo", "w")])
+    assert pieces(model, "lower low erlow") == ["low", "er▁", "lo", "w▁", "e", "r", "lo", "w▁"]
+
+
+def test_words_are_cut_as_subword_nmt_cuts_them(tmp_path):
+    learn_bpe, apply_bpe = (pytest.importorskip(f"subword_nmt.{name}") for name in ("learn_bpe", "apply_bpe"))
+    out = io.StringIO()
+    learn_bpe.learn_bpe(io.StringIO("\n".join(sentences(200))), out, 25)
+    (tmp_path / "codes").write_text(out.getvalue())
+    model = ready_vocabulary(tmp_path / "codes", sentences(200))
+    theirs = apply_bpe.BPE(io.StringIO(out.getvalue()))
+    rng = random.Random(1)
+    unseen = ["".join(rng.choices("lowerstndiSGößew", k=rng.randint(1, 9))) for _ in range(300)]
+    for word in (*WORDS, *unseen):
+        ours = [piece.removesuffix("▁") if piece.endswith("▁") else piece + "@@" for piece in pieces(model, word)]
+        assert "S" in word or " ".join(ours) == theirs.process_line(word)
+    path = tmp_path / "vocab.model"
+    path.write_bytes(model)
+    tokenizer = Tokenizer(path)
+    for text in (*sentences(20), "一 Ω and more", ""):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_sentencepiece_model_is_taken_as_it_is(tmp_path):
+    path = tmp_path / "some.model"
+    path.write_bytes(train_vocabulary([side for pair in toy_corpus.pairs(300, 0) for side in pair], 300))
+    assert ready_vocabulary(path, []) == path.read_bytes()
+
+
+def test_what_is_no_vocabulary_is_refused_by_name(tmp_path):
+    other, text = tmp_path / "other.model", tmp_path / "text"
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences(200)), model_writer=model, vocab_size=30, minloglevel=2
+    )
+    other.write_bytes(model.getvalue())
+    text.write_text("one\ntwo three four\n")
+    for path, said in ((other, "must be pieces 0, 1 and 2"), (text, "is neither"), (tmp_path / "none", "no file")):
+        with pytest.raises(InputError, match=said):
+            ready_vocabulary(path, [])
