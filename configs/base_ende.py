@@ -44,6 +44,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.vocab_kind = "bpe"  # or 'unigram'
     data.vocab_pairs = 1_000_000  # training pairs it is learned from, drawn at random; 0 for all
     data.byte_fallback = True  # 256 of the pieces are bytes: no text is out of vocabulary
+    data.character_coverage = 0.9999  # of the text; the rarest characters are cut into bytes
     data.max_length = 256  # subwords with EOS; longer training pairs are left out and counted
     data.heldout_max_length = 0  # the same for dev and test; 0 keeps all
     data.tokens_per_batch = 25000  # target positions of a global batch; as many on the source side (§5.1)

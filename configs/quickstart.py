@@ -20,6 +20,7 @@ def get_config():
     config.model.d_v = 48
 
     config.data.corpus = "home_assistant"
+    config.data.character_coverage = 1.0
     config.data.vocab_size = 6256
     config.data.max_length = 14
     config.data.heldout_max_length = 14

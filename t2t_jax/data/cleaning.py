@@ -5,6 +5,7 @@ is read; duplicates are found later, by the 64-bit keys of all pairs. Held-out p
 """
 
 import dataclasses
+import functools
 import hashlib
 import re
 import unicodedata
@@ -223,6 +224,14 @@ def clean(
         else:
             kept.append((source, target))
     return kept
+
+
+@functools.cache
+def replacements(rules: Rules) -> dict[str, str]:
+    """The changes of the text, where they are on, for the vocabulary: what is translated is changed alike."""
+    unseen = (chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cf"))
+    removed = {character: "" for character in unseen if character not in "\0\t\r\n"} if rules.remove_nonprinting else {}
+    return removed | (_PUNCTUATION if rules.normalize_punctuation else {})
 
 
 def normalize(text: str, rules: Rules) -> str:

@@ -61,6 +61,7 @@ class StoreSettings:
     vocab_kind: str
     vocab_pairs: int
     byte_fallback: bool
+    character_coverage: float
     max_length: int
     heldout_max_length: int
     cleaning: cleaning.Rules
@@ -69,6 +70,11 @@ class StoreSettings:
         choice("data.vocab_kind", self.vocab_kind, ["bpe", "unigram"])
         if self.max_length < 2:
             raise InputError(f"data.max_length must be at least 2 (a subword and EOS); got {self.max_length}")
+        if not 0.9 <= self.character_coverage <= 1 or (self.character_coverage < 1 and not self.byte_fallback):
+            raise InputError(
+                f"data.character_coverage must be from 0.9 to 1, and 1 without data.byte_fallback; got "
+                f"{self.character_coverage}"
+            )
         if self.vocab_pairs < 0:
             raise InputError(f"data.vocab_pairs must be at least 0 (all pairs); got {self.vocab_pairs}")
 
@@ -229,7 +235,12 @@ def _vocabulary(corpus: Corpus, settings: StoreSettings) -> bytes:
     if settings.vocabulary:
         return ready_vocabulary(Path(settings.vocabulary), sentences)
     return train_vocabulary(
-        sentences, settings.vocab_size, kind=settings.vocab_kind, byte_fallback=settings.byte_fallback
+        sentences,
+        settings.vocab_size,
+        kind=settings.vocab_kind,
+        byte_fallback=settings.byte_fallback,
+        character_coverage=settings.character_coverage,
+        replace=cleaning.replacements(settings.cleaning),
     )
 
 

@@ -4,7 +4,8 @@ Ids: 0 padding and start symbol, 1 EOS, 2 unknown (never produced where byte pie
 """
 
 import io
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,33 +19,49 @@ PAD, EOS, UNKNOWN = 0, 1, 2
 
 
 def train_vocabulary(
-    sentences: Iterable[str], vocab_size: int, *, kind: str = "bpe", byte_fallback: bool = True
+    sentences: Iterable[str],
+    vocab_size: int,
+    *,
+    kind: str = "bpe",
+    byte_fallback: bool = True,
+    character_coverage: float = 1.0,
+    replace: Mapping[str, str] | None = None,
 ) -> bytes:
     """Trains a SentencePiece model of exactly `vocab_size` pieces and returns its file's contents.
 
     With `byte_fallback`, 256 of the pieces are bytes, so any text survives text → ids → text unchanged except
     that white space is made single spaces (`one_line`) and U+2581, SentencePiece's own space, becomes a space.
+    `character_coverage` is the share of the text whose characters are pieces; the rest, the rarest, are bytes.
+    `replace` maps single characters to what is encoded in their place, in training and ever after.
     """
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            model_type=kind,
-            vocab_size=vocab_size,
-            byte_fallback=byte_fallback,
-            character_coverage=1.0,
-            normalization_rule_name="identity",
-            max_sentence_length=1 << 20,
-            pad_id=PAD,
-            eos_id=EOS,
-            unk_id=UNKNOWN,
-            bos_id=-1,
-            minloglevel=2,
-        )
+        with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+            rules.write("".join(f"{_codes(old)}\t{_codes(new)}\n" for old, new in (replace or {}).items()))
+            rules.flush()
+            options = {"normalization_rule_tsv": rules.name} if replace else {"normalization_rule_name": "identity"}
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(sentences),
+                model_writer=model,
+                model_type=kind,
+                vocab_size=vocab_size,
+                byte_fallback=byte_fallback,
+                character_coverage=character_coverage,
+                **options,
+                max_sentence_length=1 << 20,
+                pad_id=PAD,
+                eos_id=EOS,
+                unk_id=UNKNOWN,
+                bos_id=-1,
+                minloglevel=2,
+            )
     except (RuntimeError, ValueError) as error:
         raise InputError(f"data.vocab_size={vocab_size}: {_reason(error)}") from None
     return model.getvalue()
+
+
+def _codes(text: str) -> str:
+    return " ".join(f"{ord(character):X}" for character in text)
 
 
 def _reason(error: Exception) -> str:

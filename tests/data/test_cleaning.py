@@ -60,6 +60,14 @@ def test_text_is_normalised_only_where_it_is_asked_for():
     assert kept == [('"Groß" - it\'s here...',) * 2]
 
 
+@given(st.text())
+def test_the_vocabulary_replaces_what_cleaning_does(text):
+    rules = Rules(normalize_punctuation=True, remove_nonprinting=True)
+    replaced = "".join(cleaning.replacements(rules).get(character, character) for character in text)
+    assert cleaning.normalize(replaced, rules) == cleaning.normalize(text, rules)
+    assert cleaning.replacements(Rules()) == {}
+
+
 def test_near_duplicates_differ_in_numbers_marks_and_capitals_only():
     same = [("Page 7 of 9", "Seite 7 von 9"), ("page 12 of 300.", "SEITE 1 – von 2")]
     other = [("Page 7 of 9", "Seite 7 vor 9"), ("12", "13"), ("14", "15")]

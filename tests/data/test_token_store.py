@@ -11,7 +11,7 @@ from t2t_jax.errors import DamagedError, InputError
 from tests.data import toy_corpus
 
 SETTINGS = StoreSettings(
-    vocabulary="", vocab_size=340, vocab_kind="bpe", vocab_pairs=0, byte_fallback=True,
+    vocabulary="", vocab_size=340, vocab_kind="bpe", vocab_pairs=0, byte_fallback=True, character_coverage=1.0,
     max_length=32, heldout_max_length=0, cleaning=Rules(),
 )  # fmt: skip
 
@@ -184,3 +184,9 @@ def test_a_ready_vocabulary_is_used_and_its_content_names_the_store(corpus, tmp_
     assert merges.directory != ready.directory
     assert merges.tokenizer.tokens(merges.tokenizer.encode("one two")) == ["one▁", "t", "w", "o▁", "</s>"]
     assert [merges.tokenizer.decode(merges.source[n]) for n in range(9)] == [en for en, _ in toy_corpus.pairs(9, 0)]
+
+
+@pytest.mark.parametrize("changes", [{"character_coverage": 0.5}, {"character_coverage": 0.99, "byte_fallback": False}])
+def test_characters_are_never_lost(changes):
+    with pytest.raises(InputError, match="data.character_coverage must be from 0.9 to 1"):
+        dataclasses.replace(SETTINGS, **changes)

@@ -57,3 +57,21 @@ def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
         Tokenizer(tmp_path / "vocab.model")
     with pytest.raises(InputError, match="no vocabulary"):
         Tokenizer(tmp_path / "other.model")
+
+
+def test_characters_are_replaced_before_they_are_cut(tmp_path):
+    sentences = [side for pair in toy_corpus.pairs(300, 0) for side in pair]
+    path = tmp_path / "vocab.model"
+    path.write_bytes(train_vocabulary(sentences, 340, replace={"“": '"', "…": "...", "\u200b": ""}))
+    tokenizer = Tokenizer(path)
+    assert tokenizer.decode(tokenizer.encode("“one”… t\u200bwo")) == '"one”... two'
+    assert tokenizer.encode("t\u200bwo") == tokenizer.encode("two")
+
+
+def test_rare_characters_are_bytes_where_the_vocabulary_need_not_cover_them(tmp_path):
+    sentences = [side for pair in toy_corpus.pairs(300, 0) for side in pair] + ["Ω"]
+    path = tmp_path / "vocab.model"
+    path.write_bytes(train_vocabulary(sentences, 340, character_coverage=0.999))
+    tokenizer = Tokenizer(path)
+    assert tokenizer.tokens(tokenizer.encode("Ω"))[-3:] == ["<0xCE>", "<0xA9>", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("one Ω")) == "one Ω"
