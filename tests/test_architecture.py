@@ -21,7 +21,7 @@ LEVELS = {
     "t2t_jax.interop": 3,
     "t2t_jax.training": 4,
     "configs": 5,
-    "benchmarks": 5,
+    "benchmarks": 6,
     "main": 6,
 }
 NO_JAX = ("t2t_jax.errors", "t2t_jax.files", "t2t_jax.run_folder", "t2t_jax.data")

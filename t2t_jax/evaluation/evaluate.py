@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from t2t_jax.data.token_store import open_store
 from t2t_jax.decoding.translator import Translator, load
 from t2t_jax.errors import InputError
-from t2t_jax.evaluation.bleu import corpus_scores
+from t2t_jax.evaluation.bleu import MOSES_LANGUAGES, corpus_scores
 from t2t_jax.files import read_json, read_text, write_json
 from t2t_jax.run_folder import RunFolder
 
@@ -22,10 +24,23 @@ class Evaluation:
     translations: list[str]
 
 
-def perplexity(translator: Translator, sources: Sequence[str], references: Sequence[str]) -> float:
-    """exp of the mean unsmoothed cross-entropy per reference subword, EOS included."""
+def perplexities(translator: Translator, sources: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+    """exp of the mean unsmoothed cross-entropy of the references, EOS included: per subword and per word.
+
+    Words are what white space separates, before any tokenisation, and the EOS of a sentence is one more. The sum is
+    the same, so models with different vocabularies compare per word.
+    """
     scores = translator.score(list(zip(sources, references, strict=True)))
-    return math.exp(-sum(s.log_prob for s in scores) / sum(s.num_tokens for s in scores))
+    nll = -sum(s.log_prob for s in scores)
+    return {
+        "perplexity": _exp(nll / sum(s.num_tokens for s in scores)),
+        "perplexity_per_word": _exp(nll / sum(len(reference.split()) + 1 for reference in references)),
+    }
+
+
+def _exp(x: float) -> float:
+    """At most e⁷⁰⁰: a "word" may be a whole sentence of Chinese, and JSON has no infinity."""
+    return math.exp(min(x, 700.0))
 
 
 def evaluate(
@@ -36,20 +51,32 @@ def evaluate(
     beam_size: int,
     alpha: float,
     max_extra_length: int,
+    target_language: str | None = None,
 ) -> Evaluation:
-    """Translates every source and scores the result against the references."""
+    """Translates every source and scores the result against the references.
+
+    The scores of Moses tokens, the paper's BLEU among them, need `target_language`.
+    """
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
     found = translator.translate(sources, beam_size=beam_size, alpha=alpha, max_extra_length=max_extra_length)
     translations = [hypotheses[0].text for hypotheses in found]
     scores = {
-        **corpus_scores(translations, references),
-        "perplexity": perplexity(translator, sources, references),
+        **corpus_scores(translations, references, _moses_language(target_language)),
+        **perplexities(translator, sources, references),
         "sentences": len(references),
         "beam_size": beam_size,
         "alpha": alpha,
     }
     return Evaluation(scores, translations)
+
+
+def _moses_language(language: str | None) -> str | None:
+    """`language` if Moses can tokenise it; a run is not refused its other scores where it cannot."""
+    if language is None or language in MOSES_LANGUAGES:
+        return language
+    logging.warning("data.target_language=%s: Moses has no rules for it; no paper_bleu, no tokenized_bleu", language)
+    return None
 
 
 def evaluate_run(
@@ -76,7 +103,8 @@ def evaluate_run(
     else:
         sides, entry = (read_text("source", source), read_text("reference", reference)), f"{source} {reference}"
     translator = load(workdir, step)
-    scores = evaluate(translator, *sides, **run.decode_options(**options)).scores
+    language = run.config["data"]["target_language"]
+    scores = evaluate(translator, *sides, target_language=language, **run.decode_options(**options)).scores
     if output:
         write_json(Path(output), scores)
     else:

@@ -258,7 +258,7 @@ def finish(
     averaged = average(checkpoints, steps, Checkpoints(run.averaged, keep=1))
     translator = make_translator(config, model, averaged.params, store, mesh)
     sources, references = store.held_out("test")
-    found = evaluate(translator, sources, references, **config.decode)
+    found = evaluate(translator, sources, references, target_language=config.data.target_language, **config.decode)
     result = {
         "test": found.scores,
         "averaged_steps": steps,

@@ -1,19 +1,91 @@
+import json
 import math
+from collections import Counter
 
 import pytest
 import sacrebleu
+from sacremoses import MosesTokenizer
 
 from t2t_jax.errors import InputError
-from t2t_jax.evaluation.bleu import corpus_scores
+from t2t_jax.evaluation import bleu
+from t2t_jax.evaluation.bleu import corpus_scores, moses_tokens, multi_bleu, split_compounds
 
 REFERENCES = ["Das Licht ist an .", "Schalte das Licht ein, bitte!", "Gerät"]
 
+# What a German test set has in it: compounds, abbreviations, quotes, numbers, entities, an empty line.
+GERMAN = [
+    'Die E-Mail-Adresse von Dr. Weber lautet "info@haus-garten.de".',
+    "Der CDU-Politiker sagte am 3. Mai, er habe 1.500,75 Euro für das Nord-Süd-Gefälle ausgegeben.",
+    "Müller & Söhne (Köln) liefern [fast] alles, z.B. Fenster, Türen usw.",
+    "",
+    "Was ist's? Ein Vitamin-C-Mangel ...",
+    "Ja!",
+    "Am Montag wurde in Baden-Württemberg ein neues Gesetz verabschiedet.",
+]
+TRANSLATIONS = [
+    'Die E-Mail von Dr. Weber lautet "info@haus-garten.de".',
+    "Der CDU-Mann sagte am 3. Mai, er habe 1.500,75 Euro für das Nord-Süd-Gefälle bezahlt.",
+    "Müller & Söhne (Köln) liefern [fast] alles, z.B. Fenster und Türen.",
+    "Nichts.",
+    "Was ist das? Ein Vitamin-C-Mangel ...",
+    "",
+    "Am Montag wurde in Baden-Württemberg das neue Gesetz angenommen.",
+]
+
+
+def ngrams(line, n):
+    words = line.split()
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+def multi_bleu_by_definition(hypotheses, references):
+    """The geometric mean of clipped precisions over the whole set, 0 if one of them is, times the brevity penalty."""
+    precisions = []
+    for n in (1, 2, 3, 4):
+        pairs = [(ngrams(h, n), ngrams(r, n)) for h, r in zip(hypotheses, references, strict=True)]
+        right = sum(min(count, wanted[gram]) for found, wanted in pairs for gram, count in found.items())
+        precisions.append(right / max(1, sum(found.total() for found, _ in pairs)))
+    lengths = [sum(len(line.split()) for line in side) for side in (hypotheses, references)]
+    if 0 in precisions or 0 in lengths:
+        return 0.0
+    return 100 * min(1, math.exp(1 - lengths[1] / lengths[0])) * math.prod(precisions) ** 0.25
+
+
+def split_by_definition(tokens):
+    """Goes through the line once; a hyphen is split where both neighbours are in words and not yet taken."""
+    out, taken = [], -1  # `taken`: the last character that a hyphen before this one has used
+    for i, c in enumerate(tokens):
+        inside = 0 < i < len(tokens) - 1 and not tokens[i - 1].isspace() and not tokens[i + 1].isspace()
+        if c == "-" and inside and taken < i - 1:
+            out.append(" ##AT##-##AT## ")
+            taken = i + 1
+        else:
+            out.append(c)
+    return "".join(out)
+
+
+def write(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def command(capsys):
+    def call(*arguments):
+        code = bleu.main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
 
 def test_a_perfect_translation_scores_100_with_its_signature():
-    scores = corpus_scores(REFERENCES, REFERENCES)
-    assert scores["sacrebleu"] == pytest.approx(100) and scores["chrf"] == pytest.approx(100)
+    scores = corpus_scores(REFERENCES, REFERENCES, "de")
+    for name in ("paper_bleu", "tokenized_bleu", "sacrebleu", "chrf"):
+        assert scores[name] == pytest.approx(100)
     assert "tok:13a" in scores["signature"] and f"version:{sacrebleu.__version__}" in scores["signature"]
     assert "case:mixed" in scores["signature"] and "nc:6" in scores["chrf_signature"]
+    assert "tok:moses-de|compounds:split" in scores["paper_signature"]
+    assert "tok:moses-de|compounds:whole" in scores["tokenized_signature"]
 
 
 def test_bleu_by_hand():
@@ -32,3 +104,159 @@ def test_sides_must_pair():
         corpus_scores(REFERENCES[:2], REFERENCES)
     with pytest.raises(InputError, match="test set is empty"):
         corpus_scores([], [])
+
+
+def test_the_two_editions_of_newstest2014_are_told_apart():
+    full, filtered = ["x"] * 3003, ["x"] * 2737
+    with pytest.raises(InputError, match="2737 .* 3003 .* the filtered newstest2014 and the full newstest2014"):
+        corpus_scores(filtered, full)
+    with pytest.raises(InputError, match="3003 .* 2737 .* the full newstest2014 and the filtered newstest2014"):
+        corpus_scores(full, filtered)
+    with pytest.raises(InputError) as other:
+        corpus_scores(full, filtered[:-1])
+    assert "newstest2014" not in str(other.value)
+
+
+# --- The paper's protocol ----------------------------------------------------------------------------------
+
+
+def test_moses_tokens_as_tokenizer_perl_writes_them():
+    """The lines are what Moses' tokenizer.perl -l de makes of GERMAN."""
+    expected = [
+        "Die E-Mail-Adresse von Dr. Weber lautet &quot; info @ haus-garten.de &quot; .",
+        "Der CDU-Politiker sagte am 3. Mai , er habe 1.500,75 Euro für das Nord-Süd-Gefälle ausgegeben .",
+        "Müller &amp; Söhne ( Köln ) liefern &#91; fast &#93; alles , z.B. Fenster , Türen usw.",
+        "",
+        "Was ist &apos; s ? Ein Vitamin-C-Mangel ...",
+        "Ja !",
+        "Am Montag wurde in Baden-Württemberg ein neues Gesetz verabschiedet .",
+    ]
+    tokenizer = MosesTokenizer("de")
+    assert [moses_tokens(line, tokenizer) for line in GERMAN] == expected
+
+
+@pytest.mark.parametrize(
+    "tokens, expected",
+    [
+        ("E-Mail-Adresse", "E ##AT##-##AT## Mail ##AT##-##AT## Adresse"),
+        ("Vitamin-C-Mangel", "Vitamin ##AT##-##AT## C-Mangel"),
+        ("a-b-c-d", "a ##AT##-##AT## b-c ##AT##-##AT## d"),
+        ("Ein- und Ausgang - oder -Weg", "Ein- und Ausgang - oder -Weg"),
+        ("---", "- ##AT##-##AT## -"),
+        ("", ""),
+    ],
+)
+def test_compounds_by_hand(tokens, expected):
+    assert split_compounds(tokens) == expected == split_by_definition(tokens)
+
+
+@pytest.mark.parametrize(
+    "hypotheses, references",
+    [
+        (TRANSLATIONS, GERMAN),
+        (GERMAN, TRANSLATIONS),
+        (TRANSLATIONS[:2], GERMAN[:2]),
+        (["", "", "Das ist ein ganz neues Haus ."], ["Ja", "", "Das ist ein neues Haus ."]),
+        (["das das das das das das"], ["das Haus und das Boot und das Meer"]),  # clipped
+    ],
+)
+def test_multi_bleu_is_its_definition(hypotheses, references):
+    assert multi_bleu(hypotheses, references) == pytest.approx(multi_bleu_by_definition(hypotheses, references))
+
+
+@pytest.mark.parametrize(
+    "hypotheses, references",
+    [
+        (["Ja !", "Das Haus"], ["Ja !", "Das Haus"]),  # no n-grams of order three and four, all others right
+        (["a b c x d e f"], ["a b c y d e f"]),  # four-grams, none of them right
+        (["", ""], ["Ja !", "Das Haus"]),
+        (["Ja !", "x"], ["", ""]),
+        ([""], [""]),
+    ],
+)
+def test_multi_bleu_is_zero_where_an_order_has_no_match(hypotheses, references):
+    assert multi_bleu(hypotheses, references) == multi_bleu_by_definition(hypotheses, references) == 0
+
+
+def test_the_paper_splits_compounds_in_german_and_the_other_protocol_does_not():
+    scores = corpus_scores(TRANSLATIONS, GERMAN, "de")
+    tokenizer = MosesTokenizer("de")
+    sides = [[moses_tokens(line, tokenizer) for line in side] for side in (TRANSLATIONS, GERMAN)]
+    assert scores["tokenized_bleu"] == pytest.approx(multi_bleu_by_definition(*sides))
+    split = [[split_by_definition(line) for line in side] for side in sides]
+    assert scores["paper_bleu"] == pytest.approx(multi_bleu_by_definition(*split))
+    assert scores["paper_bleu"] != pytest.approx(scores["tokenized_bleu"], abs=0.1)
+
+
+def test_french_is_not_split_and_has_its_own_apostrophes():
+    french = ["L'hôtel se trouve peut-être à Saint-Denis.", "Qu'est-ce que c'est ?"]
+    scores = corpus_scores(["L'hôtel est peut-être à Saint-Denis.", french[1]], french, "fr")
+    assert (
+        scores["paper_bleu"] == scores["tokenized_bleu"] and scores["paper_signature"] == scores["tokenized_signature"]
+    )
+    hypothesis = "L&apos; hôtel est peut-être à Saint-Denis . | Qu&apos; est-ce que c&apos; est ?"
+    reference = "L&apos; hôtel se trouve peut-être à Saint-Denis . | Qu&apos; est-ce que c&apos; est ?"
+    by_definition = multi_bleu_by_definition(hypothesis.split("|"), reference.split("|"))
+    assert scores["paper_bleu"] == pytest.approx(by_definition)
+
+
+def test_case_and_escapes_count_on_both_sides_alike():
+    """A reference with & in it is matched by & alone, and a capital by a capital alone."""
+    line = "Müller & Söhne liefern [fast] alles ."
+    assert corpus_scores([line], [line], "de")["paper_bleu"] == pytest.approx(100)
+    for other in (line.replace("&", "&amp;"), line.lower()):
+        assert corpus_scores([other], [line], "de")["paper_bleu"] < 90
+
+
+def test_without_a_language_there_are_only_the_scores_of_plain_text():
+    full = corpus_scores(TRANSLATIONS, GERMAN, "de")
+    plain = corpus_scores(TRANSLATIONS, GERMAN)
+    assert plain.keys() == {"sacrebleu", "signature", "chrf", "chrf_signature"} and plain.items() <= full.items()
+
+
+# --- The command -------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_all_protocols(command, tmp_path):
+    files = write(tmp_path / "ref.de", GERMAN), write(tmp_path / "hyp.de", TRANSLATIONS)
+    expected = corpus_scores(TRANSLATIONS, GERMAN, "de") | {"sentences": 7}
+    code, output, errors = command(*files, "--target_language=de", "--json")
+    assert code == 0 and json.loads(output) == expected and not errors
+
+    code, output, _ = command(*files, "--target_language=de")
+    rows = {line.split()[0]: line for line in output.splitlines()}
+    assert code == 0 and list(rows) == ["paper_bleu", "tokenized_bleu", "sacrebleu", "chrf", "sentences"]
+    for name, signature in (("paper_bleu", "paper_signature"), ("sacrebleu", "signature"), ("chrf", "chrf_signature")):
+        assert f"{expected[name]:.2f}" in rows[name] and expected[signature] in rows[name]
+
+
+def test_the_command_compares_with_a_baseline(command, tmp_path):
+    reference, hypothesis = write(tmp_path / "ref.de", GERMAN), write(tmp_path / "hyp.de", TRANSLATIONS)
+    code, output, _ = command(reference, reference, f"--baseline={hypothesis}", "--json")
+    found = json.loads(output)["comparison"]
+    score = corpus_scores(TRANSLATIONS, GERMAN)["sacrebleu"]
+    assert code == 0 and found["score"] == pytest.approx(100) and found["baseline"] == pytest.approx(score)
+    assert found["difference"] == pytest.approx(100 - score) and found["resamples"] == 1000
+    assert command(reference, reference, f"--baseline={hypothesis}", "--json")[1] == output
+
+    code, output, _ = command(reference, reference, f"--baseline={hypothesis}")
+    low, high = found["interval"]
+    assert code == 0 and f"{100 - score:+.2f}  95 % interval {low:+.2f} to {high:+.2f}, p = " in output
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (("ref.de", "short.de"), "hypothesis: 6 translations but 7 references"),
+        (("ref.de", "ref.de", "--baseline=short.de"), "baseline: 6 translations but 7 references"),
+        (("ref.de", "none.de"), "hypothesis: no file none.de"),
+        (("ref.de", "ref.de", "--target_language=xx"), "target_language: Moses has no rules for 'xx'"),
+        (("empty.de", "empty.de"), "the test set is empty"),
+    ],
+)
+def test_mistakes_are_one_line(command, tmp_path, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    for name, lines in {"ref.de": GERMAN, "short.de": GERMAN[:6], "empty.de": []}.items():
+        write(tmp_path / name, lines)
+    code, output, errors = command(*arguments)
+    assert code == 2 and not output and len(errors.splitlines()) == 1 and said in errors

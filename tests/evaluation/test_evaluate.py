@@ -4,7 +4,9 @@ import pytest
 
 from t2t_jax.decoding.translator import Hypothesis, Score, Translator
 from t2t_jax.errors import InputError
-from t2t_jax.evaluation.evaluate import evaluate, perplexity
+from t2t_jax.evaluation.bleu import corpus_scores
+from t2t_jax.evaluation.evaluate import evaluate, evaluate_run, perplexities
+from t2t_jax.files import read_json, write_json
 
 OPTIONS = {"beam_size": 4, "alpha": 0.6, "max_extra_length": 50}
 
@@ -23,8 +25,22 @@ class Echo(Translator):
         return [Score(-len(t) * math.log(4), [-math.log(4)] * len(t), len(t)) for _, t in pairs]
 
 
-def test_perplexity_is_per_token_over_the_whole_set():
-    assert perplexity(Echo(), ["a", "b"], ["cc", "ddddd"]) == pytest.approx(4)
+def test_perplexities_are_over_the_whole_set():
+    """Seven subwords of 1/4 each; two words and two EOS."""
+    found = perplexities(Echo(), ["a", "b"], ["cc", "ddddd"])
+    assert found["perplexity"] == pytest.approx(4) and found["perplexity_per_word"] == pytest.approx(4 ** (7 / 4))
+
+
+def test_words_are_what_white_space_separates():
+    """15 subwords; four words in the first sentence, none in the second, an EOS in both."""
+    assert perplexities(Echo(), ["a", "b"], [" ab-c  d, e f. ", ""])["perplexity_per_word"] == pytest.approx(
+        4 ** (15 / 6)
+    )
+
+
+def test_a_hopeless_word_has_a_finite_perplexity():
+    found = perplexities(Echo(), ["a"], ["字" * 2000])
+    assert found["perplexity"] == pytest.approx(4) and 1e300 < found["perplexity_per_word"] < math.inf
 
 
 def test_every_sentence_counts_also_empty_ones():
@@ -37,3 +53,27 @@ def test_every_sentence_counts_also_empty_ones():
 def test_sides_must_pair():
     with pytest.raises(InputError, match="2 sources but 1 references"):
         evaluate(Echo(), ["a", "b"], ["c"], **OPTIONS)
+
+
+def test_the_paper_s_score_needs_a_language_that_moses_knows(caplog):
+    lines = ["Die E-Mail von Dr. Weber kam am Montag ."], ["Die E-Mail-Adresse von Dr. Weber kam am Montag ."]
+    german = evaluate(Echo(), *lines, **OPTIONS, target_language="de").scores
+    assert german["paper_bleu"] == corpus_scores(*lines, "de")["paper_bleu"] > 0
+    assert "perplexity_per_word" in german and not caplog.messages
+
+    plain = evaluate(Echo(), *lines, **OPTIONS).scores
+    assert plain == {name: value for name, value in german.items() if "paper" not in name and "tokenized" not in name}
+    assert not caplog.messages
+    assert evaluate(Echo(), *lines, **OPTIONS, target_language="xx").scores == plain
+    assert len(caplog.messages) == 1 and "data.target_language=xx: Moses has no rules" in caplog.messages[0]
+
+
+def test_a_run_is_scored_in_its_own_target_language(tmp_path, monkeypatch):
+    write_json(tmp_path / "config.json", {"data": {"target_language": "de"}, "decode": OPTIONS})
+    for name, line in {"source": "Ein CDU-Politiker in Bonn .", "reference": "Der CDU-Politiker in Bonn ."}.items():
+        (tmp_path / name).write_text(line + "\n")
+    monkeypatch.setattr("t2t_jax.evaluation.evaluate.load", lambda workdir, step: Echo())
+    files = {name: str(tmp_path / name) for name in ("source", "reference")}
+    scores = evaluate_run(str(tmp_path), step=None, **files, output=None)
+    assert "tok:moses-de|compounds:split" in scores["paper_signature"]
+    assert list(read_json(tmp_path / "result.json").values()) == [scores]
