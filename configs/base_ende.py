@@ -39,6 +39,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.dev = ""
     data.test = ""
     data.directory = "~/.cache/t2t_jax"  # downloads and token stores, shared by all runs
+    data.archives = ""  # a folder that already has the corpus's archives; what it lacks is downloaded
     data.vocabulary = ""  # a SentencePiece model or subword-nmt's codes; where given, vocab_* is not used
     data.vocab_size = 37000  # pieces, source and target together (§5.1)
     data.vocab_kind = "bpe"  # or 'unigram'
@@ -49,6 +50,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.heldout_max_length = 0  # the same for dev and test; 0 keeps all
     data.tokens_per_batch = 25000  # target positions of a global batch; as many on the source side (§5.1)
     data.num_buckets = 24  # static batch shapes, each compiled once
+    data.packing = False  # several pairs in each row, kept apart: one batch shape, next to no padding
 
     data.cleaning = cleaning = ml_collections.ConfigDict()  # of training text, see t2t_jax/data/cleaning.py
     cleaning.normalize_punctuation = False  # one form of each quotation mark, dash and space

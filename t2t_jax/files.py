@@ -1,5 +1,7 @@
 """Reading and writing files safely: UTF-8 lines, whole-or-nothing JSON, checksums."""
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -51,3 +53,14 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Waits for any other process that is in here with a folder; the death of one lets the next in."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -10,8 +10,13 @@ from t2t_jax.training.loop import check
 FILES = sorted(p.stem for p in (Path(__file__).parents[1] / "configs").glob("*.py") if p.stem != "__init__")
 
 
-def flat(config):
-    return {f"{section}.{name}": value for section, fields in config.items() for name, value in fields.items()}
+def flat(config, prefix=""):
+    """{dotted name: value}"""
+    leaves = {}
+    for name, value in config.items():
+        is_section = isinstance(value, ml_collections.ConfigDict)
+        leaves |= flat(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
+    return leaves
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -47,6 +52,23 @@ def test_base_is_the_paper():
         "decode.max_extra_length": 50,
     }  # fmt: skip
     assert {field: flat(config)[field] for field in paper} == paper
+
+
+def test_the_rows_of_table_2_differ_from_base_in_their_own_fields_and_no_others():
+    """§6.1; d_k and d_v stay 64, and so do the warm-up and the 10 minutes between checkpoints."""
+    big = {"model.d_model": 1024, "model.d_ff": 4096, "model.num_heads": 16, "train.train_steps": 300_000,
+           "checkpoint.average_last": 20}  # fmt: skip
+    french = {"data.corpus": "wmt14_enfr", "data.target_language": "fr", "data.vocab_size": 32000}
+    french |= {"data.cleaning.normalize_punctuation": True, "data.cleaning.remove_nonprinting": True,
+               "data.cleaning.max_words": 175, "data.cleaning.max_ratio": 1.5}  # fmt: skip
+    base = flat(base_ende.get_config())
+    for name, changes in [
+        ("big_ende", big | {"model.dropout": 0.3}),
+        ("base_enfr", french),
+        ("big_enfr", big | french),  # P_drop is 0.1 again
+    ]:
+        config = flat(importlib.import_module(f"configs.{name}").get_config())
+        assert {field: value for field, value in config.items() if value != base[field]} == changes
 
 
 def test_quickstart_changes_only_values_of_size_data_and_schedule():

@@ -4,6 +4,7 @@ A corpus is three splits of sentence pairs. `read_corpus` is the one way in; a c
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
@@ -13,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from t2t_jax.data import wmt14
 from t2t_jax.errors import DamagedError, InputError, choice
 from t2t_jax.files import read_lines, sha256
 
@@ -41,14 +43,15 @@ def read_corpus(
     target_language: str,
     prefixes: dict[str, str],
     directory: Path,
+    archives: str = "",
 ) -> Corpus:
     """Finds, downloads if need be, and checks the corpus `name`.
 
     `prefixes` are the user's own files for `files` (PREFIX stands for PREFIX.en and PREFIX.de); `directory` keeps
-    what is downloaded.
+    what is downloaded; `archives` is a folder that already has what would be.
     """
     choice("data.corpus", name, CORPORA)
-    return CORPORA[name]((source_language, target_language), prefixes, directory)
+    return CORPORA[name]((source_language, target_language), prefixes, directory, archives)
 
 
 # --- Text --------------------------------------------------------------------------------------------------
@@ -62,9 +65,9 @@ def one_line(text: str) -> str:
 # --- Your own two files ------------------------------------------------------------------------------------
 
 
-def files(languages: tuple[str, str], prefixes: dict[str, str], directory: Path) -> Corpus:
+def files(languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str) -> Corpus:
     """Two plain-text files for each split, PREFIX.en and PREFIX.de, line n of one translating line n of the other."""
-    del directory  # nothing to download
+    del directory, archives  # nothing to download
     paths = {split: _side_paths(f"data.{split}", prefixes[split], languages) for split in SPLITS}
     splits = {split: lambda sides=sides: _parallel_lines(sides) for split, sides in paths.items()}
     checksums = {f"{split}.{side.suffix}": sha256(side) for split, sides in paths.items() for side in sides}
@@ -105,14 +108,14 @@ _WHEEL = "homeassistant-2026.11.0-py3-none-any.whl"
 _WHEEL_SHA256 = "7ca5fbde9dea879ac7723949fc84347aac5182e6309c357b2e4973fd391b00f7"
 
 
-def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directory: Path) -> Corpus:
+def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str) -> Corpus:
     """The interface translations of Home Assistant (Apache-2.0), English with any of its languages.
 
     Pairs are the strings under one key in both languages, unique, in the order of integration and key. The
     integration decides the split, so that no two splits share a source file; held-out pairs that share a side
     with the training set are dropped. 36,522 / 306 / 769 pairs for English-German.
     """
-    del prefixes
+    del prefixes, archives
     wheel = _fetch_wheel(directory)
     pairs = {split: list(dict.fromkeys(pairs)) for split, pairs in _integration_pairs(wheel, languages).items()}
     if not pairs["train"]:
@@ -176,4 +179,28 @@ def _split_of(integration: str) -> str:
     return "dev" if percent < 2 else "test" if percent < 5 else "train"
 
 
-CORPORA = {"files": files, "home_assistant": home_assistant}
+# --- WMT14: the paper's ------------------------------------------------------------------------------------
+
+
+def wmt14_translate(
+    foreign: str, languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str
+) -> Corpus:
+    """WMT14's English with 'de' or 'fr', in either direction; newstest2013 for development, newstest2014 to test."""
+    del prefixes
+    name = f"wmt14_en{foreign}"
+    if set(languages) != {"en", foreign}:
+        raise InputError(
+            f"data.source_language={languages[0]}, data.target_language={languages[1]}: "
+            f"{name} has en and {foreign}, either as the source"
+        )
+    prepared = wmt14.prepare(foreign, directory, archives)
+    splits = {split: functools.partial(prepared.pairs, split, languages) for split in SPLITS}
+    return Corpus(name, languages, splits, prepared.checksums, prepared.table)
+
+
+CORPORA = {
+    "files": files,
+    "home_assistant": home_assistant,
+    "wmt14_ende": functools.partial(wmt14_translate, "de"),
+    "wmt14_enfr": functools.partial(wmt14_translate, "fr"),
+}

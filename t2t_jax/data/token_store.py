@@ -17,7 +17,6 @@ an interrupted preparation goes on where it was and ends with the same bytes.
 import concurrent.futures
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import itertools
@@ -39,7 +38,7 @@ from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, choice
-from t2t_jax.files import read_json, sha256, write_json
+from t2t_jax.files import alone_in, read_json, sha256, write_json
 
 _FORMAT = 2  # of stores; raised when the same corpus and settings give other bytes
 _SHARD = 50_000  # pairs read, cleaned and encoded at a time by one process
@@ -156,7 +155,8 @@ def open_store(data: Mapping[str, Any]) -> TokenStore:
     directory = Path(data["directory"]).expanduser()
     prefixes = {split: data[split] for split in SPLITS}
     settings = StoreSettings.of(data)
-    corpus = read_corpus(data["corpus"], data["source_language"], data["target_language"], prefixes, directory)
+    languages = data["source_language"], data["target_language"]
+    corpus = read_corpus(data["corpus"], *languages, prefixes, directory, data["archives"])
     return prepare(corpus, settings, directory)
 
 
@@ -170,7 +170,7 @@ def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenSt
     work = final.with_name(f".{final.name}.unfinished")
     while work.exists() or not final.exists():
         work.mkdir(parents=True, exist_ok=True)
-        with _alone_in(work):
+        with alone_in(work):
             try:
                 if not final.exists():
                     _write(corpus, settings, work, final)
@@ -179,17 +179,6 @@ def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenSt
                 shutil.rmtree(work)
                 raise
     return TokenStore(final)
-
-
-@contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Waits for any other process that is in here, also one on another's behalf; its death lets us in."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> None:

@@ -1,0 +1,23 @@
+"""The base model on WMT14 English–French: Table 2.
+
+The paper: 100,000 steps, 12 hours on eight P100; newstest2014 BLEU 38.1 (average of five). Its 36 million pairs are
+fewer than the 40.8 million of the corpora, and it does not say which were left out. The rules here are those of the
+usual preparation of this corpus since (ConvS2S, fairseq), which keeps 35.5 million.
+
+    python main.py --config=configs/base_enfr.py --workdir=runs/base_enfr
+"""
+
+from configs import base_ende
+
+
+def get_config():
+    config = base_ende.get_config()
+
+    config.data.corpus = "wmt14_enfr"
+    config.data.target_language = "fr"
+    config.data.vocab_size = 32000  # (§5.1)
+    config.data.cleaning.normalize_punctuation = True
+    config.data.cleaning.remove_nonprinting = True
+    config.data.cleaning.max_words = 175
+    config.data.cleaning.max_ratio = 1.5
+    return config
