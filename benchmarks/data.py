@@ -23,7 +23,7 @@ from benchmarks import measure
 
 WMT14 = {"English-German": 4_508_785, "English-French": 36_000_000}
 TOKENS_PER_BATCH = 25_000
-SHAPES = (12, 24, 48, 96)
+SHAPES = (12, 24, 48, 96, 256)
 WORDS = 300_000
 CHUNK = 100_000  # sentences made at a time
 
@@ -82,7 +82,8 @@ def padding() -> dict[str, float]:
         print(f"{shapes:>16}{share:>10.2%}")
     packed, _, _ = measure.alone(padded, 2_000_000, 1, True)
     print(f"{'1, packed':>16}{packed:>10.2%}", flush=True)
-    return {"padding_bucketed": waste[default("num_buckets")], "padding_packed": packed}
+    by_shapes = {f"padding_{shapes}_shapes": share for shapes, share in waste.items()}
+    return by_shapes | {"padding_bucketed": waste[max(SHAPES)], "padding_packed": packed}
 
 
 # --- What runs in processes of their own -------------------------------------------------------------------
@@ -198,7 +199,7 @@ def make_batches(sources: Any, targets: Any, shapes: int, *, packing: bool) -> A
     from t2t_jax.data.batching import Batches
 
     settings = {"tokens_per_batch": TOKENS_PER_BATCH, "num_buckets": shapes, "seed": 0}
-    return Batches(sources, targets, **settings, **({"packing": True} if packing else {}))
+    return Batches(sources, targets, **settings, packing=packing)
 
 
 def plan(count: int, packing: bool) -> None:

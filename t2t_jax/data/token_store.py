@@ -154,10 +154,9 @@ def open_store(data: Mapping[str, Any]) -> TokenStore:
     """The store that the fields of `config.data` describe, prepared now if it is not there."""
     directory = Path(data["directory"]).expanduser()
     prefixes = {split: data[split] for split in SPLITS}
-    settings = StoreSettings.of(data)
     languages = data["source_language"], data["target_language"]
     corpus = read_corpus(data["corpus"], *languages, prefixes, directory, data["archives"])
-    return prepare(corpus, settings, directory)
+    return prepare(corpus, StoreSettings.of(data), directory)
 
 
 def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenStore:

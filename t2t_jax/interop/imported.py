@@ -60,7 +60,15 @@ def write_run(
     model = dataclasses.asdict(config)
     del model["vocab_size"]
     # It has no corpus; empty prefixes make `evaluate` without --source say so.
-    data = {"corpus": "files", "directory": ".", "train": "", "dev": "", "test": "", "max_length": max_length}
+    data = {
+        "corpus": "files",
+        "directory": ".",
+        "archives": "",
+        "train": "",
+        "dev": "",
+        "test": "",
+        "max_length": max_length,
+    }
     data |= dict(zip(("source_language", "target_language"), languages, strict=True))
     decode = {"beam_size": 4, "alpha": 0.6, "max_extra_length": 50}  # §6.1
     _check_shapes(config, params)

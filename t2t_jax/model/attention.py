@@ -1,6 +1,7 @@
 """§3.2 Attention: scaled dot-product (Eq. 1), multi-head attention, and the masks.
 
-A mask is True where attention is allowed. Both masks of the paper are made here and nowhere else.
+A mask is True where attention is allowed. Both masks of the paper, and that of packed rows, are made here and
+nowhere else.
 """
 
 from collections.abc import Callable
@@ -23,6 +24,11 @@ def padding_mask(ids: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
 def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
     """Position t may attend to positions up to and including t (§3.2.3)."""
     return jnp.tril(jnp.ones((length, length), dtype=bool))[None, None]
+
+
+def segment_mask(queries: Int[Array, "B T"], keys: Int[Array, "B S"]) -> Bool[Array, "B 1 T S"]:
+    """In packed rows, a position may attend to the positions of the same number: those of its own pair."""
+    return queries[:, None, :, None] == keys[:, None, None, :]
 
 
 def scaled_dot_product_attention(

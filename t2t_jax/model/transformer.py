@@ -16,6 +16,7 @@ from t2t_jax.model.attention import (
     causal_mask,
     padding_mask,
     scaled_dot_product_attention,
+    segment_mask,
 )
 from t2t_jax.model.layers import (
     Dropout,
@@ -115,7 +116,7 @@ class EncoderLayer(nn.Module):
         self.after_self_attention = Sublayer(self.config, self.dtype)
         self.after_feed_forward = Sublayer(self.config, self.dtype)
 
-    def __call__(self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 1 S"], *, train: bool):
+    def __call__(self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 #S S"], *, train: bool):
         def drop(weights):
             return self.attention_dropout(weights, train=train)
 
@@ -143,14 +144,13 @@ class DecoderLayer(nn.Module):
         self,
         y: Float[Array, "B T D"],
         encoded: Float[Array, "B S D"],
-        mask: Bool[Array, "B 1 1 S"],
+        left: Bool[Array, "#B 1 T T"],
+        mask: Bool[Array, "B 1 #T S"],
         *,
         train: bool,
     ):
         def attend_left(y):
-            return self.self_attention(
-                y, y, causal_mask(y.shape[1]), lambda w: self.self_attention_dropout(w, train=train)
-            )
+            return self.self_attention(y, y, left, lambda w: self.self_attention_dropout(w, train=train))
 
         def attend_source(y):
             return self.cross_attention(y, encoded, mask, lambda w: self.cross_attention_dropout(w, train=train))
@@ -198,6 +198,9 @@ class Transformer(nn.Module):
 
     Parameters are float32; `dtype` is what the layers compute in. Training takes a key as
     `rngs={'dropout': key}`.
+
+    Rows may hold several pairs: `input_segments` and `target_segments` then number the pairs of each row, one
+    after the other, 0 being padding, and each pair is computed as if it were alone.
     """
 
     config: TransformerConfig
@@ -221,10 +224,10 @@ class Transformer(nn.Module):
             self.encoder_norm = layer_norm(config, self.dtype)
             self.decoder_norm = layer_norm(config, self.dtype)
 
-    def _embed_source(self, inputs):
+    def _embed_source(self, inputs, segments):
         embedding = self.embedding if self.config.share_embeddings else self.source_embedding
         table = self.source_positions if self.config.positions == "learned" else None
-        return embedding(inputs) + self._positions(table, jnp.arange(inputs.shape[1]))[None]
+        return embedding(inputs) + _by_segment(self._positions(table, jnp.arange(inputs.shape[1])), segments)
 
     def _embed_target(self, ids):
         return (self.embedding if self.config.share_embeddings else self.target_embedding)(ids)
@@ -241,11 +244,14 @@ class Transformer(nn.Module):
         y = self.decoder_norm(y) if self.config.norm == "pre" else y
         return y, (self.embedding if self.config.share_embeddings else self.softmax)
 
-    def encode(self, inputs: Int[Array, "B S"], *, train: bool = False) -> Float[Array, "B S D"]:
+    def encode(
+        self, inputs: Int[Array, "B S"], input_segments: Int[Array, "B S"] | None = None, *, train: bool = False
+    ) -> Float[Array, "B S D"]:
         """The encoder's output for each source position."""
-        x = self.source_dropout(self._embed_source(inputs), train=train)
+        mask = padding_mask(inputs) if input_segments is None else segment_mask(input_segments, input_segments)
+        x = self.source_dropout(self._embed_source(inputs, input_segments), train=train)
         for layer in self.encoder_layers:
-            x = layer(x, padding_mask(inputs), train=train)
+            x = layer(x, mask, train=train)
         return self.encoder_norm(x) if self.config.norm == "pre" else x
 
     def decode(
@@ -253,23 +259,38 @@ class Transformer(nn.Module):
         encoded: Float[Array, "B S D"],
         inputs: Int[Array, "B S"],
         targets: Int[Array, "B T"],
+        input_segments: Int[Array, "B S"] | None = None,
+        target_segments: Int[Array, "B T"] | None = None,
         *,
         train: bool = False,
     ) -> Float[Array, "B T vocab"]:
         """Logits of every target position, each having seen the source and `targets[:, :t]`."""
         shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
-        y = self._embed_target(shifted) + self._target_positions(jnp.arange(targets.shape[1]))[None]
+        left, mask = causal_mask(targets.shape[1]), padding_mask(inputs)
+        if target_segments is not None:
+            shifted = jnp.where(_begins(target_segments), 0, shifted)
+            left &= segment_mask(target_segments, target_segments)
+            mask = segment_mask(target_segments, input_segments)
+        positions = self._target_positions(jnp.arange(targets.shape[1]))
+        y = self._embed_target(shifted) + _by_segment(positions, target_segments)
         y = self.target_dropout(y, train=train)
         for layer in self.decoder_layers:
-            y = layer(y, encoded, padding_mask(inputs), train=train)
+            y = layer(y, encoded, left, mask, train=train)
         y, softmax = self._softmax(y)
         return softmax.logits(y)
 
     def __call__(
-        self, inputs: Int[Array, "B S"], targets: Int[Array, "B T"], *, train: bool = False
+        self,
+        inputs: Int[Array, "B S"],
+        targets: Int[Array, "B T"],
+        input_segments: Int[Array, "B S"] | None = None,
+        target_segments: Int[Array, "B T"] | None = None,
+        *,
+        train: bool = False,
     ) -> Float[Array, "B T vocab"]:
         """Logits of the targets given the inputs, for training and scoring."""
-        return self.decode(self.encode(inputs, train=train), inputs, targets, train=train)
+        encoded = self.encode(inputs, input_segments, train=train)
+        return self.decode(encoded, inputs, targets, input_segments, target_segments, train=train)
 
     def init_cache(self, rows: int, width: int, beam_size: int, room: int) -> Cache:
         """Memory for decoding `rows` sentences of at most `width` subwords, and `room` steps of each hypothesis.
@@ -322,6 +343,19 @@ class Transformer(nn.Module):
         slot = (slot + 1) % ancestors.shape[-1]
         y, softmax = self._softmax(y)
         return softmax.logits_of_step(y), cache | {"layers": layers, "ancestors": ancestors, "slot": slot}
+
+
+def _begins(segments: Int[Array, "B T"]) -> Bool[Array, "B T"]:
+    """Where a segment has its first position."""
+    return segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+
+
+def _by_segment(vectors: Float[Array, "T D"], segments: Int[Array, "B T"] | None) -> Float[Array, "#B T D"]:
+    """The vectors of positions 0, 1, …, beginning anew with each segment."""
+    if segments is None:
+        return vectors[None]
+    places = jnp.arange(len(vectors))[None]
+    return vectors[places - jax.lax.cummax(jnp.where(_begins(segments), places, 0), axis=1)]
 
 
 def admit_to_cache(cache: Cache, source: Cache, rows: Int[Array, " A"]) -> Cache:

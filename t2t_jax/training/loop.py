@@ -52,6 +52,7 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
         tokens_per_batch=config.data.tokens_per_batch,
         num_buckets=config.data.num_buckets,
         seed=config.train.seed,
+        packing=config.data.packing,
     )
     checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
     state, saved = restore_or_init(config, run, store, model, optimizer, checkpoints, mesh)

@@ -42,13 +42,12 @@ def train_step(
 
     The loss is the sum over all non-padding target tokens divided by their number, over the whole batch:
     never a mean of means over devices or parts. `loss` is label-smoothed, `nll` is not (nats per token).
+    The entries of the batch are the arguments of the model.
     """
     key = jax.random.fold_in(key, state.step)
 
     def loss_sum(params, part, part_key):
-        logits = model.apply(
-            {"params": params}, part["inputs"], part["targets"], train=True, rngs={"dropout": part_key}
-        )
+        logits = model.apply({"params": params}, **part, train=True, rngs={"dropout": part_key})
         loss, nll, tokens = cross_entropy(logits, part["targets"], label_smoothing)
         return loss, (loss, nll, tokens)
 

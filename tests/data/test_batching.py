@@ -3,18 +3,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_jax.data.batching import Batches, Bucket, Rectangle, split_lengths
+from t2t_jax.data import batching
+from t2t_jax.data.batching import Batches, Bucket, Rectangle, pack, split_lengths
 from t2t_jax.data.token_store import Sentences
 from t2t_jax.errors import InputError
 
 
-def batches_of(lengths, budget, buckets, seed):
+def batches_of(lengths, budget, buckets, seed, packing=False):
     """Pairs of these lengths; sentence i is the number i + 2 repeated, so a row tells whose it is."""
     sides = [np.array(side) for side in zip(*lengths, strict=True)]
     sides = [Sentences(np.repeat(np.arange(len(side)) + 2, side), side.cumsum()) for side in sides]
-    return Batches(*sides, tokens_per_batch=budget, num_buckets=buckets, seed=seed)
+    return Batches(*sides, tokens_per_batch=budget, num_buckets=buckets, seed=seed, packing=packing)
 
 
+both_layouts = pytest.mark.parametrize("packing", [False, True], ids=["bucketed", "packed"])
 lengths = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=150)
 
 
@@ -41,29 +43,122 @@ def test_every_pair_is_in_exactly_one_batch_of_an_epoch_within_its_budget(length
         assert sorted(seen) == list(range(len(lengths)))
 
 
+def pairs_of_row(batch, row):
+    """The source and target of each pair of a packed row, and that nothing else is there."""
+    sides = []
+    for side in ("input", "target"):
+        ids, segments = batch[f"{side}s"][row], batch[f"{side}_segments"][row]
+        used = np.count_nonzero(ids)
+        assert ids[:used].all() and np.array_equal(segments != 0, ids != 0), "a gap between pairs"
+        assert not used or set(np.diff(segments[:used], prepend=0)) <= {0, 1}, "pairs are not numbered from 1"
+        sides.append([ids[segments == number] for number in range(1, segments.max() + 1)])
+    return list(zip(*sides, strict=True))
+
+
+@given(lengths, st.integers(12, 200), st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_every_pair_is_packed_once_an_epoch_and_whole(lengths, budget, seed):
+    batches = batches_of(lengths, budget, 1, seed, packing=True)
+    (bucket,) = batches.buckets
+    assert max(bucket.source_length, bucket.target_length) * bucket.rows <= budget
+    for epoch in (0, 1):
+        seen = []
+        for step in range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch):
+            batch = batches[step]
+            for side, length in (("input", bucket.source_length), ("target", bucket.target_length)):
+                assert batch[f"{side}s"].shape == batch[f"{side}_segments"].shape == (bucket.rows, length)
+            pairs = [pair for row in range(bucket.rows) for pair in pairs_of_row(batch, row)]
+            assert pairs, "a batch of nothing but padding"
+            for source, target in pairs:
+                assert np.unique(np.concatenate([source, target])).tolist() == [source[0]]
+                assert (len(source), len(target)) == lengths[source[0] - 2]
+                seen.append(source[0] - 2)
+        assert sorted(seen) == list(range(len(lengths)))
+
+
+def test_a_packed_row_by_hand():
+    """Two pairs fill a row; the longer one was put into it first."""
+    batches = batches_of([(2, 3), (4, 2)], 6, 1, 0, packing=True)
+    batch = batches[0]
+    assert batches.per_epoch == 1 and batches.buckets == [Bucket(6, 6, 1, packed=True)]
+    np.testing.assert_array_equal(batch["inputs"], [[3, 3, 3, 3, 2, 2]])
+    np.testing.assert_array_equal(batch["input_segments"], [[1, 1, 1, 1, 2, 2]])
+    np.testing.assert_array_equal(batch["targets"], [[3, 3, 2, 2, 2, 0]])
+    np.testing.assert_array_equal(batch["target_segments"], [[1, 1, 2, 2, 2, 0]])
+
+
+def test_pairs_too_long_for_what_is_open_get_rows_of_their_own():
+    """Three pairs that fill more than half of a row, though two rows would have room for their tokens."""
+    assert sorted(pack(*np.array([[6, 6, 6], [1, 1, 1]], np.int8), 10, 10)) == [0, 1, 2]
+
+
+def wmt_like(count, seed=0):
+    """Lengths of 27 subwords on average, log-normal, a target about 1.05 times as long as its source."""
+    rng = np.random.default_rng(seed)
+    source = rng.lognormal(np.log(27) - 0.6**2 / 2, 0.6, count)
+    target = 1.05 * source * rng.lognormal(0, 0.18, count)
+    return [np.clip(np.rint(side), 2, 256).astype(np.int64) for side in (source, target)]
+
+
+def test_packed_rows_hold_next_to_no_padding():
+    batches = batches_of(list(zip(*wmt_like(50_000), strict=True)), 25_000, 1, 0, packing=True)
+    tokens = positions = 0
+    for step in range(batches.per_epoch):
+        batch = batches[step]
+        tokens += np.count_nonzero(batch["inputs"]) + np.count_nonzero(batch["targets"])
+        positions += batch["inputs"].size + batch["targets"].size
+    assert tokens == sum(side.sum() for side in wmt_like(50_000))
+    assert 1 - tokens / positions <= 0.015
+    (bucket,) = batches.buckets
+    assert bucket.rows % 8 == 0 and bucket.source_length >= 256 and bucket.target_length >= 256
+
+
+def test_which_pairs_share_a_row_differs_between_epochs():
+    batches = batches_of([(1 + i % 5, 1 + i % 3) for i in range(200)], 60, 1, 0, packing=True)
+    together = []
+    for epoch in (0, 1):
+        steps = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
+        rows = [row for step in steps for row in batches[step]["inputs"]]
+        together.append({frozenset(row[row != 0].tolist()) for row in rows})
+    assert len(together[0] & together[1]) < len(together[0]) / 4
+
+
 def everything(batches, steps):
-    return [(batch["inputs"].tobytes(), batch["targets"].tobytes()) for batch in (batches[s] for s in steps)]
+    return [tuple(array.tobytes() for array in batches[step].values()) for step in steps]
 
 
-def test_batches_are_a_pure_function_of_seed_and_step():
+@both_layouts
+def test_batches_are_a_pure_function_of_seed_and_step(packing):
     pairs = [(1 + i % 9, 1 + i % 7) for i in range(200)]
-    one, same, other = (batches_of(pairs, 60, 4, seed) for seed in (3, 3, 4))
+    one, same, other = (batches_of(pairs, 60, 4, seed, packing) for seed in (3, 3, 4))
     steps = range(2 * one.per_epoch)
     assert everything(one, steps) == everything(same, reversed(steps))[::-1]
     assert everything(one, steps) != everything(other, steps)
 
 
-def test_each_epoch_has_its_own_order_and_its_own_batches():
-    batches = batches_of([(1 + i % 9, 1 + i % 7) for i in range(200)], 60, 4, 0)
+@both_layouts
+def test_plans_do_not_depend_on_how_many_pairs_are_indexed_at_a_time(packing, monkeypatch):
+    pairs = [(1 + i % 9, 1 + i % 7) for i in range(200)]
+    expected = batches_of(pairs, 60, 4, 0, packing)
+    expected = everything(expected, range(expected.per_epoch))
+    monkeypatch.setattr(batching, "_CHUNK", 7)
+    found = batches_of(pairs, 60, 4, 0, packing)
+    assert everything(found, range(found.per_epoch)) == expected
+
+
+@both_layouts
+def test_each_epoch_has_its_own_order_and_its_own_batches(packing):
+    batches = batches_of([(1 + i % 9, 1 + i % 7) for i in range(200)], 60, 4, 0, packing)
     epochs = [everything(batches, range(e * batches.per_epoch, (e + 1) * batches.per_epoch)) for e in (0, 1)]
     assert len(set(epochs[0]) & set(epochs[1])) < 5
     shapes = [[batches.bucket(e * batches.per_epoch + s) for s in range(batches.per_epoch)] for e in (0, 1)]
-    assert shapes[0] != shapes[1], "buckets come in the same order in both epochs"
+    assert packing or shapes[0] != shapes[1], "buckets come in the same order in both epochs"
 
 
-def test_reading_ahead_changes_nothing_and_starts_anywhere():
-    batches = batches_of([(1 + i % 9, 1 + i % 7) for i in range(200)], 60, 4, 0)
-    ahead = [(b["inputs"].tobytes(), b["targets"].tobytes()) for b in batches.iterate(5, 30)]
+@both_layouts
+def test_reading_ahead_changes_nothing_and_starts_anywhere(packing):
+    batches = batches_of([(1 + i % 9, 1 + i % 7) for i in range(200)], 60, 4, 0, packing)
+    ahead = [tuple(array.tobytes() for array in batch.values()) for batch in batches.iterate(5, 30)]
     assert ahead == everything(batches, range(5, 30))
 
 
@@ -74,6 +169,23 @@ def test_the_single_best_cut_by_hand():
     assert split_lengths(counts, 1) == [Rectangle((2, 11), (2, 11))]
     assert sorted(split_lengths(counts, 2), key=str) == [Rectangle((10, 11), (10, 11)), Rectangle((2, 3), (2, 3))]
     assert split_lengths(counts, 5) == split_lengths(counts, 2), "there is nothing more to save"
+
+
+def padded_after(pairs, axis, at):
+    """Positions of the pairs, padded to the longest on each side of a cut, by definition."""
+    halves = [[pair for pair in pairs if (pair[axis] < at) == below] for below in (True, False)]
+    return sum(len(half) * (max(s for s, _ in half) + max(t for _, t in half)) for half in halves if half)
+
+
+@given(lengths)
+@settings(max_examples=100, deadline=None)
+def test_the_first_cut_is_the_best_of_all(lengths):
+    counts = np.zeros((13, 13), np.int64)
+    np.add.at(counts, tuple(np.array(lengths).T), 1)
+    parts = split_lengths(counts, 2)
+    inside = lambda part: counts[slice(*part.source), slice(*part.target)].sum()
+    found = sum(inside(part) * (part.source[1] - 1 + part.target[1] - 1) for part in parts)
+    assert found == min(padded_after(lengths, axis, at) for axis in (0, 1) for at in range(13))
 
 
 @given(lengths)
@@ -97,6 +209,13 @@ def test_rows_divide_among_the_usual_device_counts():
     assert batches.buckets == [Bucket(5, 5, 24)]
 
 
-def test_a_budget_below_the_longest_sentence_is_refused():
+def test_packed_rows_divide_among_the_usual_device_counts_and_are_wide_where_there_is_room():
+    for budget, rows, width in ((79, 7, 11), (80, 8, 10), (159, 8, 16), (320, 16, 20)):
+        (bucket,) = batches_of([(10, 10)] * 500, budget, 1, 0, packing=True).buckets
+        assert (bucket.rows, bucket.target_length) == (rows, width)
+
+
+@both_layouts
+def test_a_budget_below_the_longest_sentence_is_refused(packing):
     with pytest.raises(InputError, match=r"data.tokens_per_batch=11 is less than the longest sentence \(12"):
-        batches_of([(3, 12)], 11, 1, 0)
+        batches_of([(3, 12)], 11, 1, 0, packing)

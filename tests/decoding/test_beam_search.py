@@ -21,19 +21,24 @@ EOS = 1
 @functools.partial(jax.jit, static_argnames=("options", "max_steps"))
 def search_chains(log_probs, limits, options, **arguments):
     def step(tokens, positions, cache):
-        del positions
-        return jnp.take_along_axis(log_probs, tokens[..., None], axis=1), cache
+        rows = jnp.arange(len(tokens))
+        now = log_probs[rows, positions % log_probs.shape[1]]  # [B, last token, next token]
+        return jnp.take_along_axis(now, tokens[..., None], axis=1), cache
 
     return beam_search(step, (), limits, options, **arguments)
 
 
 def search(log_probs, limits, max_steps=None, prefixes=None, seeds=None, **options):
-    """Searches a Markov chain for each sentence, `log_probs[b, last token, next token]`; 0 starts."""
+    """Searches a Markov chain for each sentence, `log_probs[b, last token, next token]`; 0 starts.
+
+    With an axis more, `log_probs[b, position, last token, next token]`, the chain changes as it goes.
+    """
     options = SearchOptions(**{"beam_size": 2} | options)
     arrays = {"prefixes": prefixes, "seeds": seeds}
     arrays = {name: jnp.asarray(values, jnp.int32) for name, values in arrays.items() if values is not None}
     max_steps = max_steps or int(max(limits))
     log_probs = jnp.asarray(log_probs, jnp.float32)
+    log_probs = log_probs if log_probs.ndim == 4 else log_probs[:, None]
     found = search_chains(log_probs, jnp.asarray(limits), options, max_steps=max_steps, **arrays)
     return jax.tree.map(np.asarray, found)
 
@@ -45,8 +50,8 @@ def listed(found, sentence=0):
     return [(ids(w), float(found.scores[sentence, w])) for w in rows]
 
 
-def random_chains(seed, count=1, vocab=4, sharpness=2.0):
-    logits = sharpness * np.random.default_rng(seed).normal(size=(count, vocab, vocab))
+def random_chains(seed, *count, vocab=4, sharpness=2.0):
+    logits = sharpness * np.random.default_rng(seed).normal(size=(*(count or (1,)), vocab, vocab))
     return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
 
 
@@ -98,9 +103,12 @@ def test_a_wide_beam_is_exhaustive_search(seed, alpha):
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.data())
 @settings(max_examples=60, deadline=None)
 def test_stopping_early_never_changes_the_n_best(seed, beam_size, alpha, data):
-    """`max_steps` beyond the limit is never used: the same search without the early stop is written out below."""
+    """`max_steps` beyond the limit is never used: the same search without the early stop is written out below.
+
+    The chain changes with the position: otherwise sequences of the same steps in another order are ties.
+    """
     n_best = data.draw(st.integers(1, beam_size))
-    log_probs = random_chains(seed, count=3, vocab=5)
+    log_probs = random_chains(seed, 3, 9, vocab=5)
     limits = np.array([3, 9, 6])
     found = search(log_probs, limits, beam_size=beam_size, alpha=alpha, n_best=n_best, max_steps=9)
     for sentence, limit in enumerate(limits):
@@ -117,7 +125,7 @@ def search_to_the_limit(log_probs, limit, beam_size, alpha):
     penalty = lambda tokens: ((5 + len(tokens)) / 6) ** alpha
     for _ in range(limit):
         grown = [
-            ((*tokens, token), total + log_probs[(0, *tokens)[-1], token])
+            ((*tokens, token), total + log_probs[len(tokens), (0, *tokens)[-1], token])
             for tokens, total in alive for token in range(log_probs.shape[-1])
         ]  # fmt: skip
         grown = sorted(grown, key=lambda item: -item[1])[:width]
@@ -142,7 +150,7 @@ def test_beam_1_is_greedy(seed):
 
 
 def test_batch_of_sentences_equals_each_alone():
-    log_probs = random_chains(3, count=4, vocab=6)
+    log_probs = random_chains(3, 4, vocab=6)
     limits = np.array([2, 11, 5, 8])
     together = search(log_probs, limits, beam_size=3, n_best=3, max_steps=20)
     for b in range(4):
@@ -164,7 +172,7 @@ def test_n_best_is_sorted_distinct_and_starts_with_the_1_best():
 
 
 def test_log_probs_are_the_sum_of_token_log_probs_and_scores_follow_from_them():
-    log_probs = random_chains(0, count=2, vocab=6)
+    log_probs = random_chains(0, 2, vocab=6)
     found = search(log_probs, [8, 5], beam_size=4, n_best=4, alpha=0.6)
     for b, w in zip(*np.nonzero(np.isfinite(found.scores)), strict=True):
         length, tokens = found.lengths[b, w], found.tokens[b, w]
@@ -195,7 +203,7 @@ def test_the_last_token_within_the_limit_may_be_eos():
 
 def test_rows_that_only_fill_the_batch_change_nothing():
     """Their limit is 0."""
-    log_probs = random_chains(0, count=2)
+    log_probs = random_chains(0, 2)
     assert listed(search(log_probs, [0, 4]), 1) == listed(search(log_probs[1:], [4]))
 
 

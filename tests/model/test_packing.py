@@ -1,0 +1,99 @@
+"""Pairs that share a row = the same pairs in rows of their own."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2t_jax.training.loss import cross_entropy
+from tests import tiny
+from tests.tiny import VOCAB, S, T
+
+LENGTHS = [(S, 3), (4, T), (1, 1), (2, 4), (6, 2)]
+ROWS = [[0, 2], [1, 3, 4]]  # the pairs of each packed row; the first one is mostly padding
+VARIANTS = [
+    {},
+    {"norm": "pre"},
+    {"positions": "learned"},
+    {"positions": "learned", "norm": "pre"},
+    {"positions": "t2t"},
+]
+
+
+def apart():
+    sources, targets = zip(*LENGTHS, strict=True)
+    return {"inputs": tiny.sentences(sources, S), "targets": tiny.sentences(targets, T, seed=1)}
+
+
+def together(batch, rows, source_width=13, target_width=11):
+    """The rows of a batch, several in each row and numbered from 1."""
+    packed = {}
+    for side, width in (("input", source_width), ("target", target_width)):
+        ids, segments = np.zeros((2, len(rows), width), np.int32)
+        for row, pairs in enumerate(rows):
+            sentences = [np.trim_zeros(np.asarray(batch[f"{side}s"][pair])) for pair in pairs]
+            used = sum(map(len, sentences))
+            ids[row, :used] = np.concatenate(sentences)
+            segments[row, :used] = np.repeat(np.arange(len(pairs)) + 1, list(map(len, sentences)))
+        packed |= {f"{side}s": jnp.asarray(ids), f"{side}_segments": jnp.asarray(segments)}
+    return packed
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def loss_and_gradient(model, params, batch):
+    def loss(params):
+        loss, nll, tokens = cross_entropy(model.apply({"params": params}, **batch), batch["targets"], 0.1)
+        return loss, (nll, tokens)
+
+    return jax.value_and_grad(loss, has_aux=True)(params)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_a_packed_batch_has_the_loss_and_the_gradient_of_its_pairs(changes):
+    model = tiny.model(dropout=0.0, **changes)
+    params = tiny.variables(model)["params"]
+    (loss, (nll, tokens)), gradient = loss_and_gradient(model, params, apart())
+    (found, (found_nll, found_tokens)), found_gradient = loss_and_gradient(model, params, together(apart(), ROWS))
+    np.testing.assert_allclose((found, found_nll), (loss, nll), rtol=1e-6)
+    assert tokens == found_tokens == sum(target for _, target in LENGTHS)
+    for a, b in zip(jax.tree.leaves(found_gradient), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_no_gradient_leaves_its_pair(norm):
+    """Three pairs without a common id in one row: an id's vector acts on the logits of its own pair only."""
+    model = tiny.model(dropout=0.0, norm=norm, share_embeddings=False)
+    params = tiny.variables(model)["params"]
+    ids, segments = jnp.array([[2, 3, 4, 5, 6, 7, 0]]), jnp.array([[1, 1, 2, 2, 2, 3, 0]])
+    weights = jax.random.normal(jax.random.key(0), (1, 7, VOCAB))
+
+    def of_pair(params, pair):
+        logits = model.apply({"params": params}, ids, ids, segments, segments)
+        return jnp.sum(logits * weights * (segments == pair)[..., None])
+
+    for pair, own in ((1, [2, 3]), (2, [4, 5, 6]), (3, [7])):
+        gradient = jax.grad(of_pair)(params, pair)
+        for side, read in (("source_embedding", own), ("target_embedding", own[:-1])):  # the last one is only foretold
+            np.testing.assert_array_equal(np.flatnonzero(np.abs(gradient[side]["table"]).sum(axis=1)), read)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_one_pair_a_row_is_what_rows_are_without_segments(positions):
+    model = tiny.model(positions=positions)
+    batch = apart()
+    segments = {f"{side}_segments": (batch[f"{side}s"] != 0).astype(jnp.int32) for side in ("input", "target")}
+    variables = tiny.variables(model)
+    real = batch["targets"] != 0
+    expected, found = (tiny.apply(model, variables, **x)[real] for x in (batch, batch | segments))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_dropout_falls_on_packed_rows_too():
+    model = tiny.model(dropout=0.5)
+    batch, key = together(apart(), ROWS), jax.random.key(0)
+    variables = tiny.variables(model)
+    dropped = tiny.apply(model, variables, **batch, train=True, rngs={"dropout": key})
+    assert not np.allclose(dropped, tiny.apply(model, variables, **batch), atol=0.1)
