@@ -77,10 +77,10 @@ def plans() -> dict[str, float]:
 def padding() -> dict[str, float]:
     """How much of an epoch's batches holds no token."""
     print(f"\npadding at {TOKENS_PER_BATCH:,} tokens a batch\n{'compiled shapes':>16}{'padding':>10}")
-    waste = {shapes: measure.alone(padded, 2_000_000, shapes, False)[0] for shapes in SHAPES}
+    waste = {shapes: measure.alone(padded, WMT14["English-French"], shapes, False)[0] for shapes in SHAPES}
     for shapes, share in waste.items():
         print(f"{shapes:>16}{share:>10.2%}")
-    packed, _, _ = measure.alone(padded, 2_000_000, 1, True)
+    packed, _, _ = measure.alone(padded, WMT14["English-French"], 1, True)
     print(f"{'1, packed':>16}{packed:>10.2%}", flush=True)
     by_shapes = {f"padding_{shapes}_shapes": share for shapes, share in waste.items()}
     return by_shapes | {"padding_bucketed": waste[max(SHAPES)], "padding_packed": packed}

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "t2t_jax.errors": -1,
     "t2t_jax.files": 0,
+    "t2t_jax.progress_bar": 0,
     "t2t_jax": 0,
     "t2t_jax.sharding": 1,
     "t2t_jax.run_folder": 1,
@@ -24,7 +25,7 @@ LEVELS = {
     "benchmarks": 6,
     "main": 6,
 }
-NO_JAX = ("t2t_jax.errors", "t2t_jax.files", "t2t_jax.run_folder", "t2t_jax.data")
+NO_JAX = ("t2t_jax.errors", "t2t_jax.files", "t2t_jax.progress_bar", "t2t_jax.run_folder", "t2t_jax.data")
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
 
 FILES = sorted(

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from tqdm import tqdm
 
 from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
@@ -39,6 +38,7 @@ from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, choice
 from t2t_jax.files import alone_in, read_json, sha256, write_json
+from t2t_jax.progress_bar import progress_bar
 
 _FORMAT = 2  # of stores; raised when the same corpus and settings give other bytes
 _SHARD = 50_000  # pairs read, cleaned and encoded at a time by one process
@@ -273,7 +273,7 @@ def _write_shards(corpus: Corpus, settings: StoreSettings, work: Path, held_out:
                 yield paths[-1], chunk
 
     write = functools.partial(_write_shard, work / "vocab.model", settings, corpus.languages, held_out)
-    with tqdm(unit=" pairs", unit_scale=True, desc="preparing", delay=2) as bar:
+    with progress_bar(unit=" pairs", desc="preparing") as bar:
         for count in _on_all_cores(write, missing()):
             bar.update(count)
     return paths

@@ -28,10 +28,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.files import alone_in, read_json, sha256, write_json
+from t2t_jax.progress_bar import progress_bar
 
 _SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # ours: the builder's
 _HELD_OUT_PAIRS = {"dev": 3_000, "test": 3_003}  # newstest2013 and newstest2014
@@ -214,7 +213,7 @@ def download(url: str, path: Path, size: int) -> Path:
         with (
             urllib.request.urlopen(url, timeout=60) as response,
             partial.open("wb") as file,
-            tqdm(total=size, unit="B", unit_scale=True, desc=path.name) as bar,
+            progress_bar(total=size, unit="B", desc=path.name) as bar,
         ):
             while block := response.read(1 << 20):
                 file.write(block)
@@ -274,7 +273,7 @@ def _builder_class() -> type:
             for index, name in enumerate(split_subsets):
                 path = template.sharded_filepath(shard_index=index, num_shards=len(split_subsets))
                 examples = self._generate_examples([name], extraction_map)
-                bar = tqdm(examples, unit=" pairs", unit_scale=True, desc=f"{split}: {name}", delay=2)
+                bar = progress_bar(examples, unit=" pairs", desc=f"{split}: {name}")
                 lengths.append(self._write_shard(path, bar))
                 size += os.path.getsize(path)
                 subset, (foreign, _) = wmt.DATASET_MAP[name], self.builder_config.language_pair

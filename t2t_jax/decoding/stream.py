@@ -5,16 +5,14 @@ import dataclasses
 import itertools
 import json
 import queue
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
 
-from tqdm import tqdm
-
 from t2t_jax.decoding.translator import Hypothesis, Translator, check_options, load
 from t2t_jax.errors import InputError, choice
 from t2t_jax.files import open_text, read_lines
+from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 
 _WINDOW = 4096  # lines read, sorted by length and translated together
@@ -59,7 +57,7 @@ def translate_stream(
     """
     write = {"text": _text, "jsonl": _json}[choice("output_format", output_format, ["text", "jsonl"])]
     pairs = _with_prefixes(read_lines(source, "standard input"), prefixes)
-    with _progress_bar(source) as bar:
+    with progress_bar(unit=" lines", disable=source.isatty()) as bar:  # not where a person types them
         for window in _windows(pairs):
             lines = [line for line, _ in window]
             begun = [prefix for _, prefix in window] if prefixes is not None else None
@@ -67,15 +65,6 @@ def translate_stream(
             for line, hypotheses in zip(lines, found, strict=True):
                 output.write(write(line, hypotheses) + "\n")
             output.flush()
-
-
-def _progress_bar(source: BinaryIO) -> tqdm:
-    """Lines done, once it takes more than a moment; not where a person types them."""
-    interval = 0.5 if sys.stderr.isatty() else 60
-    return tqdm(
-        unit=" lines", file=sys.stderr, delay=2, mininterval=interval, maxinterval=interval, dynamic_ncols=True,
-        disable=source.isatty(),
-    )  # fmt: skip
 
 
 def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
