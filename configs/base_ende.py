@@ -43,7 +43,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.vocabulary = ""  # a SentencePiece model or subword-nmt's codes; where given, vocab_* is not used
     data.vocab_size = 37000  # pieces, source and target together (§5.1)
     data.vocab_kind = "bpe"  # or 'unigram'
-    data.vocab_pairs = 1_000_000  # training pairs it is learned from, drawn at random; 0 for all
+    data.vocab_pairs = 500_000  # training pairs it is learned from, drawn at random; 0 for all
     data.byte_fallback = True  # 256 of the pieces are bytes: no text is out of vocabulary
     data.character_coverage = 0.9999  # of the text; the rarest characters are cut into bytes
     data.max_length = 256  # subwords with EOS; longer training pairs are left out and counted

@@ -41,7 +41,7 @@ from t2t_jax.files import alone_in, read_json, sha256, write_json
 from t2t_jax.progress_bar import progress_bar
 
 _FORMAT = 2  # of stores; raised when the same corpus and settings give other bytes
-_SHARD = 50_000  # pairs read, cleaned and encoded at a time by one process
+_SHARD = 20_000  # pairs read, cleaned and encoded at a time by one process
 _HELD_OUT = ("dev", "test")
 _SIDES = ("source", "target")
 
