@@ -28,7 +28,7 @@ import threading
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -248,18 +248,6 @@ def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
 # --- Shards ------------------------------------------------------------------------------------------------
 
 
-class _Shard(NamedTuple):
-    """Some training pairs, cleaned and encoded: all ids of a side in one array; keys where duplicates are dropped."""
-
-    source_ids: np.ndarray
-    target_ids: np.ndarray
-    source_lengths: np.ndarray
-    target_lengths: np.ndarray
-    exact_keys: np.ndarray
-    near_keys: np.ndarray
-    report: cleaning.Report
-
-
 def _write_shards(corpus: Corpus, settings: StoreSettings, work: Path, held_out: Collection[str]) -> list[Path]:
     """Writes those that are not there yet, on all cores, and returns all in order."""
     paths = []
@@ -320,7 +308,11 @@ def _write_shard(
     path: Path,
     pairs: list[Pair],
 ) -> int:
-    """The number of pairs read."""
+    """Cleans and encodes some training pairs into one file, and returns how many it has read.
+
+    It holds all ids of a side in one array and the lengths of its sentences, the keys by which duplicates are found
+    (none where they are kept), and the report.
+    """
     rules, report = settings.cleaning, cleaning.Report()
     cleaned = cleaning.clean(pairs, rules, languages, held_out, report)
     tokenizer = _tokenizer(vocabulary)
@@ -350,11 +342,11 @@ def _write_shard(
     return len(pairs)
 
 
-def _read_shard(path: Path, names: Collection[str] = _Shard._fields) -> Mapping[str, np.ndarray]:
-    """Some arrays of a shard, against their checksums."""
+def _read_shard(path: Path, *names: str) -> Mapping[str, np.ndarray]:
+    """These arrays of a shard, or all of them, against their checksums."""
     try:
         with np.load(path) as arrays:
-            return {name: arrays[name] for name in names}
+            return {name: arrays[name] for name in names or arrays.files}
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise DamagedError(f"{path} is damaged ({error}); delete it and run again") from None
 
@@ -391,7 +383,7 @@ def _join_shards(
 
 def _repeated(shards: list[Path], name: str) -> np.ndarray:
     """True for each pair of all shards whose key an earlier pair has; empty where there are no keys."""
-    keys = np.concatenate([np.zeros(0, np.uint64), *(_read_shard(path, [name])[name] for path in shards)])
+    keys = np.concatenate([np.zeros(0, np.uint64), *(_read_shard(path, name)[name] for path in shards)])
     return cleaning.repeated(keys)
 
 
