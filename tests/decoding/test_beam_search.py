@@ -101,7 +101,7 @@ def test_a_wide_beam_is_exhaustive_search(seed, alpha):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_stopping_early_never_changes_the_n_best(seed, beam_size, alpha, data):
     """`max_steps` beyond the limit is never used: the same search without the early stop is written out below.
 
@@ -137,7 +137,7 @@ def search_to_the_limit(log_probs, limit, beam_size, alpha):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_beam_1_is_greedy(seed):
     log_probs = random_chains(seed, vocab=6)
     found = search(log_probs, [12], beam_size=1)

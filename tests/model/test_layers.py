@@ -48,7 +48,7 @@ def test_embedding_starts_with_unit_variance_inputs():
 
 
 @given(st.integers(0, 2**31), st.sampled_from([0.1, 0.3, 0.5, 0.9]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_keep_mask_keeps_the_right_share_without_neighbours_agreeing(seed, keep):
     mask = np.asarray(keep_mask(jax.random.key(seed), keep, (300, 400)))
     error = 5 * np.sqrt(keep * (1 - keep) / mask.size)  # five standard deviations
