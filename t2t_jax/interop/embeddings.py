@@ -50,8 +50,10 @@ def position_rows(run_config: dict[str, Any]) -> int:
     return max(_LONGEST_INPUT, run_config["data"]["max_length"]) + run_config["decode"]["max_extra_length"]
 
 
-def check_heads(config: TransformerConfig, system: str) -> None:
-    """Refuses heads of a width that other systems derive from the model's."""
+def check_attention(config: TransformerConfig, system: str) -> None:
+    """Refuses heads of a width that other systems derive from the model's, and self-attention within a window."""
+    if config.attention_window:
+        raise InputError(f"model.attention_window={config.attention_window}: {system} has unrestricted attention only")
     width = config.d_model / config.num_heads
     if not config.d_k == config.d_v == width:
         raise InputError(

@@ -12,7 +12,7 @@ import numpy as np
 
 from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
 from t2t_jax.decoding.translator import TrainedModel
-from t2t_jax.interop.embeddings import check_heads, position_rows, positions, tables
+from t2t_jax.interop.embeddings import check_attention, position_rows, positions, tables
 from t2t_jax.interop.torch_names import State, to_torch
 from t2t_jax.model.transformer import TransformerConfig
 
@@ -20,7 +20,7 @@ from t2t_jax.model.transformer import TransformerConfig
 def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
     """model.bin, config.json, shared_vocabulary.json; and vocab.model, to cut text into pieces with."""
     config = trained.model.config
-    check_heads(config, "CTranslate2")
+    check_attention(config, "CTranslate2")
     rows = position_rows(trained.run.config)
     spec = _spec(config, to_torch(trained.params, config))
     for stack, side in ((spec.encoder, "source"), (spec.decoder, "target")):

@@ -14,7 +14,7 @@ from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
 from t2t_jax.decoding.translator import TrainedModel
 from t2t_jax.errors import InputError
 from t2t_jax.files import write_json
-from t2t_jax.interop.embeddings import check_heads, position_rows, tables
+from t2t_jax.interop.embeddings import check_attention, position_rows, tables
 from t2t_jax.interop.torch_names import permute_channels, to_torch
 from t2t_jax.model.transformer import TransformerConfig
 
@@ -55,7 +55,7 @@ def sines_first(d_model: int) -> np.ndarray:
 
 
 def _check(config: TransformerConfig) -> None:
-    check_heads(config, "Marian")
+    check_attention(config, "Marian")
     for field, value, wanted in (("positions", config.positions, "sinusoidal"), ("norm", config.norm, "post")):
         if value != wanted:
             raise InputError(f"model.{field}={value!r}: Marian has {wanted!r} only; --format=ctranslate2 has both")

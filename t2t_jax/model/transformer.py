@@ -13,10 +13,10 @@ from jaxtyping import Array, Bool, Float, Int
 from t2t_jax.errors import InputError, choice
 from t2t_jax.model.attention import (
     MultiHeadAttention,
-    causal_mask,
     padding_mask,
     scaled_dot_product_attention,
     segment_mask,
+    window_mask,
 )
 from t2t_jax.model.layers import (
     Dropout,
@@ -35,7 +35,8 @@ class TransformerConfig:
     """The shape of a model; the defaults are the paper's base model (Table 3). Checks itself.
 
     `positions` is 'sinusoidal' (§3.5), 't2t' (the layout of the paper's code) or 'learned' (row E, a table of
-    `max_positions` rows in each stack); `norm` is 'post' (§3.1) or 'pre'.
+    `max_positions` rows in each stack); `norm` is 'post' (§3.1) or 'pre'; `attention_window` is r of Table 1's
+    restricted self-attention, in which a position attends to those within r/2 of it, or 0 for all.
     """
 
     vocab_size: int = 37000
@@ -47,6 +48,7 @@ class TransformerConfig:
     d_v: int = 64
     dropout: float = 0.1
     attention_dropout: float = 0.0
+    attention_window: int = 0
     positions: str = "sinusoidal"
     max_positions: int = 256
     norm: str = "post"
@@ -57,8 +59,9 @@ class TransformerConfig:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type is int and value < 1:
-                raise InputError(f"model.{field.name} must be at least 1; got {value}")
+            least = 0 if field.name == "attention_window" else 1
+            if field.type is int and value < least:
+                raise InputError(f"model.{field.name} must be at least {least}; got {value}")
             if field.type is float and not 0 <= value < 1:
                 raise InputError(f"model.{field.name} must be at least 0 and below 1; got {value}")
         choice("model.positions", self.positions, ["sinusoidal", "t2t", "learned"])
@@ -87,7 +90,7 @@ def layer_norm(config: TransformerConfig, dtype: DTypeLike, name: str | None = N
     return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=dtype, use_fast_variance=False, name=name)
 
 
-def attention(config: TransformerConfig, dtype: DTypeLike, *, to_itself: bool) -> MultiHeadAttention:
+def attention(config: TransformerConfig, dtype: DTypeLike, fused: bool, *, to_itself: bool) -> MultiHeadAttention:
     """Attention over the same sequence, or from the decoder over the encoder's output."""
     # A fused d × 3d kernel has the Glorot limit √(6/4d), a fused d × 2d one √(6/3d): see MultiHeadAttention.
     query_gain, key_value_gain = (math.sqrt(1 / 2),) * 2 if to_itself else (1.0, math.sqrt(2 / 3))
@@ -100,6 +103,7 @@ def attention(config: TransformerConfig, dtype: DTypeLike, *, to_itself: bool) -
         query_gain=query_gain,
         key_value_gain=key_value_gain,
         dtype=dtype,
+        fused=fused,
     )
 
 
@@ -108,9 +112,10 @@ class EncoderLayer(nn.Module):
 
     config: TransformerConfig
     dtype: DTypeLike
+    fused_attention: bool
 
     def setup(self):
-        self.self_attention = attention(self.config, self.dtype, to_itself=True)
+        self.self_attention = attention(self.config, self.dtype, self.fused_attention, to_itself=True)
         self.feed_forward = FeedForward(self.config.d_ff, self.dtype)
         self.attention_dropout = Dropout(self.config.attention_dropout)
         self.after_self_attention = Sublayer(self.config, self.dtype)
@@ -129,10 +134,11 @@ class DecoderLayer(nn.Module):
 
     config: TransformerConfig
     dtype: DTypeLike
+    fused_attention: bool
 
     def setup(self):
-        self.self_attention = attention(self.config, self.dtype, to_itself=True)
-        self.cross_attention = attention(self.config, self.dtype, to_itself=False)
+        self.self_attention = attention(self.config, self.dtype, self.fused_attention, to_itself=True)
+        self.cross_attention = attention(self.config, self.dtype, self.fused_attention, to_itself=False)
         self.feed_forward = FeedForward(self.config.d_ff, self.dtype)
         self.self_attention_dropout = Dropout(self.config.attention_dropout)
         self.cross_attention_dropout = Dropout(self.config.attention_dropout)
@@ -144,13 +150,14 @@ class DecoderLayer(nn.Module):
         self,
         y: Float[Array, "B T D"],
         encoded: Float[Array, "B S D"],
-        left: Bool[Array, "#B 1 T T"],
+        own: Bool[Array, "#B 1 #T T"],
         mask: Bool[Array, "B 1 #T S"],
         *,
         train: bool,
     ):
         def attend_left(y):
-            return self.self_attention(y, y, left, lambda w: self.self_attention_dropout(w, train=train))
+            drop = lambda weights: self.self_attention_dropout(weights, train=train)
+            return self.self_attention(y, y, own, drop, causal=True)
 
         def attend_source(y):
             return self.cross_attention(y, encoded, mask, lambda w: self.cross_attention_dropout(w, train=train))
@@ -196,8 +203,9 @@ class DecoderLayer(nn.Module):
 class Transformer(nn.Module):
     """The Transformer (§3). Ids: 0 is padding and the start symbol, 1 ends every sentence, source and target.
 
-    Parameters are float32; `dtype` is what the layers compute in. Training takes a key as
-    `rngs={'dropout': key}`.
+    Parameters are float32; `dtype` is what the layers compute in, `fused_attention` whether whole sentences attend in
+    one kernel (decoding step by step never does). With `remat`, a backward pass finds only what each layer gave and
+    computes its inside again. Training takes a key as `rngs={'dropout': key}`.
 
     Rows may hold several pairs: `input_segments` and `target_segments` then number the pairs of each row, one
     after the other, 0 being padding, and each pair is computed as if it were alone.
@@ -205,9 +213,16 @@ class Transformer(nn.Module):
 
     config: TransformerConfig
     dtype: DTypeLike = jnp.float32
+    fused_attention: bool = False
+    remat: bool = False
 
     def setup(self):
         config = self.config
+        if self.fused_attention and config.attention_dropout > 0:
+            raise InputError(
+                f"machine.fused_attention=True has no dropout on the attention weights; set model.attention_dropout="
+                f"{config.attention_dropout} to 0 or the other to False"
+            )
         embedding = lambda: Embedding(config.vocab_size, config.d_model, self.dtype)
         if config.share_embeddings:
             self.embedding = embedding()
@@ -218,8 +233,8 @@ class Transformer(nn.Module):
             self.target_positions = LearnedPositions(config.max_positions, config.d_model)
         self.source_dropout = Dropout(config.dropout)
         self.target_dropout = Dropout(config.dropout)
-        self.encoder_layers = [EncoderLayer(config, self.dtype) for _ in range(config.num_layers)]
-        self.decoder_layers = [DecoderLayer(config, self.dtype) for _ in range(config.num_layers)]
+        layers = lambda kind: [kind(config, self.dtype, self.fused_attention) for _ in range(config.num_layers)]
+        self.encoder_layers, self.decoder_layers = layers(EncoderLayer), layers(DecoderLayer)
         if config.norm == "pre":
             self.encoder_norm = layer_norm(config, self.dtype)
             self.decoder_norm = layer_norm(config, self.dtype)
@@ -244,15 +259,40 @@ class Transformer(nn.Module):
         y = self.decoder_norm(y) if self.config.norm == "pre" else y
         return y, (self.embedding if self.config.share_embeddings else self.softmax)
 
+    def _restricted(self, mask):
+        """The mask of self-attention, within the window if there is one."""
+        window = self.config.attention_window
+        return mask & window_mask(mask.shape[-1], window) if window else mask
+
+    def _through(self, layer, train, *arrays):
+        call = lambda layer, *arrays: layer(*arrays, train=train)
+        return (nn.remat(call) if self.remat else call)(layer, *arrays)
+
     def encode(
         self, inputs: Int[Array, "B S"], input_segments: Int[Array, "B S"] | None = None, *, train: bool = False
     ) -> Float[Array, "B S D"]:
         """The encoder's output for each source position."""
         mask = padding_mask(inputs) if input_segments is None else segment_mask(input_segments, input_segments)
+        mask = self._restricted(mask)
         x = self.source_dropout(self._embed_source(inputs, input_segments), train=train)
         for layer in self.encoder_layers:
-            x = layer(x, mask, train=train)
+            x = self._through(layer, train, x, mask)
         return self.encoder_norm(x) if self.config.norm == "pre" else x
+
+    def _decoded(self, encoded, inputs, targets, input_segments, target_segments, train):
+        shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
+        own, mask = jnp.ones((1, 1, 1, targets.shape[1]), bool), padding_mask(inputs)
+        if target_segments is not None:
+            shifted = jnp.where(_begins(target_segments), 0, shifted)
+            own = segment_mask(target_segments, target_segments)
+            mask = segment_mask(target_segments, input_segments)
+        own = self._restricted(own)
+        positions = self._target_positions(jnp.arange(targets.shape[1]))
+        y = self._embed_target(shifted) + _by_segment(positions, target_segments)
+        y = self.target_dropout(y, train=train)
+        for layer in self.decoder_layers:
+            y = self._through(layer, train, y, encoded, own, mask)
+        return self._softmax(y)
 
     def decode(
         self,
@@ -265,19 +305,22 @@ class Transformer(nn.Module):
         train: bool = False,
     ) -> Float[Array, "B T vocab"]:
         """Logits of every target position, each having seen the source and `targets[:, :t]`."""
-        shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
-        left, mask = causal_mask(targets.shape[1]), padding_mask(inputs)
-        if target_segments is not None:
-            shifted = jnp.where(_begins(target_segments), 0, shifted)
-            left &= segment_mask(target_segments, target_segments)
-            mask = segment_mask(target_segments, input_segments)
-        positions = self._target_positions(jnp.arange(targets.shape[1]))
-        y = self._embed_target(shifted) + _by_segment(positions, target_segments)
-        y = self.target_dropout(y, train=train)
-        for layer in self.decoder_layers:
-            y = layer(y, encoded, left, mask, train=train)
-        y, softmax = self._softmax(y)
+        y, softmax = self._decoded(encoded, inputs, targets, input_segments, target_segments, train)
         return softmax.logits(y)
+
+    def before_softmax(
+        self,
+        inputs: Int[Array, "B S"],
+        targets: Int[Array, "B T"],
+        input_segments: Int[Array, "B S"] | None = None,
+        target_segments: Int[Array, "B T"] | None = None,
+        *,
+        train: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, "vocab D"]]:
+        """(y, E): the logits of the targets are y Eᵀ; for a loss that never has all of them in memory."""
+        encoded = self.encode(inputs, input_segments, train=train)
+        y, softmax = self._decoded(encoded, inputs, targets, input_segments, target_segments, train)
+        return y, softmax.table
 
     def __call__(
         self,
@@ -288,7 +331,7 @@ class Transformer(nn.Module):
         *,
         train: bool = False,
     ) -> Float[Array, "B T vocab"]:
-        """Logits of the targets given the inputs, for training and scoring."""
+        """Logits of the targets given the inputs, for scoring."""
         encoded = self.encode(inputs, input_segments, train=train)
         return self.decode(encoded, inputs, targets, input_segments, target_segments, train=train)
 
@@ -334,7 +377,11 @@ class Transformer(nn.Module):
         slot, (batch, beams) = cache["slot"], tokens.shape
         places = jnp.arange(beams)[None]
         ancestors = cache["ancestors"].at[:, :, slot].set(places)
-        ancestry = (ancestors[..., None] == places[None, None]).reshape(batch, 1, beams, -1)  # [B, 1, W, TW]
+        ancestry = ancestors[..., None] == places[None, None]  # [B, W, T, W]
+        if self.config.attention_window:
+            ages = (slot - jnp.arange(ancestors.shape[-1])) % ancestors.shape[-1]
+            ancestry &= (ages <= self.config.attention_window // 2)[None, None, :, None]
+        ancestry = ancestry.reshape(batch, 1, beams, -1)  # [B, 1, W, TW]
         y = self._embed_target(tokens) + self._target_positions(positions)[:, None]
         layers = []
         for layer, layer_cache in zip(self.decoder_layers, cache["layers"], strict=True):

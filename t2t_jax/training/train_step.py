@@ -37,18 +37,25 @@ def train_step(
     key: Array,
     state: TrainState,
     batch: Batch,
+    *,
+    axis: str | None = None,
 ) -> tuple[TrainState, Metrics]:
     """One update from one global batch, taken in `accumulate` parts of equal numbers of rows.
 
     The loss is the sum over all non-padding target tokens divided by their number, over the whole batch:
     never a mean of means over devices or parts. `loss` is label-smoothed, `nll` is not (nats per token).
     The entries of the batch are the arguments of the model.
+
+    `axis` names the mapped axis over whose devices the batch is divided, each with dropout of its own.
     """
     key = jax.random.fold_in(key, state.step)
+    if axis is not None:
+        key = jax.random.fold_in(key, jax.lax.axis_index(axis))
 
     def loss_sum(params, part, part_key):
-        logits = model.apply({"params": params}, **part, train=True, rngs={"dropout": part_key})
-        loss, nll, tokens = cross_entropy(logits, part["targets"], label_smoothing)
+        method, rngs = Transformer.before_softmax, {"dropout": part_key}
+        y, table = model.apply({"params": params}, **part, train=True, rngs=rngs, method=method)
+        loss, nll, tokens = cross_entropy(y, table, part["targets"], label_smoothing)
         return loss, (loss, nll, tokens)
 
     def add_part(total, part_and_key):
@@ -61,6 +68,8 @@ def train_step(
         zeros = (jax.tree.map(jnp.zeros_like, state.params), (jnp.zeros(()),) * 3)
         parts = (_interleaved_parts(batch, accumulate), jax.random.split(key, accumulate))
         (gradients, sums), _ = jax.lax.scan(add_part, zeros, parts)
+    if axis is not None:
+        gradients, sums = jax.lax.psum((gradients, sums), axis)
     loss, nll, tokens = sums
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)

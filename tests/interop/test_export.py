@@ -69,6 +69,15 @@ def test_every_mistake_is_one_line(run, tmp_path, capsys, arguments, said):
     assert not list(tmp_path.glob("out*")) and restore(run).step == 0
 
 
+@pytest.mark.parametrize(("format", "system"), [("ctranslate2", "CTranslate2"), ("marian", "Marian")])
+def test_self_attention_within_a_window_is_refused_where_there_is_none(tmp_path, format, system):
+    pytest.importorskip("ctranslate2" if format == "ctranslate2" else "safetensors")
+    run = models.random_run(tmp_path / "run", attention_window=4)
+    with pytest.raises(InputError, match=f"model.attention_window=4: {system} has unrestricted attention only"):
+        export_run(str(run), format=format, output=str(tmp_path / "out"), step=None)
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_a_package_that_is_not_there_is_named(run, tmp_path, monkeypatch):
     for format, package in (("marian", "safetensors"), ("safetensors", "safetensors"), ("ctranslate2", "ctranslate2")):
         monkeypatch.setitem(sys.modules, package, None)

@@ -5,7 +5,13 @@ import pytest
 from flax import linen as nn
 
 from t2t_jax.model import attention
-from t2t_jax.model.attention import MultiHeadAttention, causal_mask, padding_mask, scaled_dot_product_attention
+from t2t_jax.model.attention import (
+    MultiHeadAttention,
+    causal_mask,
+    padding_mask,
+    scaled_dot_product_attention,
+    window_mask,
+)
 from tests.tiny import B, D, H, K, S, T, V
 
 
@@ -42,6 +48,9 @@ def test_nothing_to_attend_to_is_finite_in_value_and_gradient():
 def test_masks_by_hand():
     np.testing.assert_array_equal(padding_mask(jnp.array([[5, 1, 0]]))[0, 0], [[True, True, False]])
     np.testing.assert_array_equal(causal_mask(3)[0, 0], [[True, False, False], [True, True, False], [True, True, True]])
+    expected = [[True, True, False, False], [True] * 3 + [False], [False] + [True] * 3, [False, False, True, True]]
+    for window in (2, 3):
+        np.testing.assert_array_equal(window_mask(4, window)[0, 0], expected)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2t_jax.model.transformer import Transformer
 from t2t_jax.training.loss import cross_entropy
 from tests import tiny
 from tests.tiny import VOCAB, S, T
@@ -19,6 +20,7 @@ VARIANTS = [
     {"positions": "learned"},
     {"positions": "learned", "norm": "pre"},
     {"positions": "t2t"},
+    {"attention_window": 3},
 ]
 
 
@@ -44,7 +46,8 @@ def together(batch, rows, source_width=13, target_width=11):
 @functools.partial(jax.jit, static_argnums=0)
 def loss_and_gradient(model, params, batch):
     def loss(params):
-        loss, nll, tokens = cross_entropy(model.apply({"params": params}, **batch), batch["targets"], 0.1)
+        y, table = model.apply({"params": params}, **batch, method=Transformer.before_softmax)
+        loss, nll, tokens = cross_entropy(y, table, batch["targets"], 0.1)
         return loss, (nll, tokens)
 
     return jax.value_and_grad(loss, has_aux=True)(params)

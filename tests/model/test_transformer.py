@@ -24,6 +24,7 @@ VARIANTS = [
     {"positions": "t2t"},
     {"positions": "learned"},
     {"share_embeddings": False},
+    {"attention_window": 5},
 ]
 
 
@@ -86,10 +87,11 @@ def test_reordered_cache_continues_the_chosen_hypotheses():
         np.testing.assert_allclose(logits[:, w], expected, rtol=1e-5, atol=1e-4)
 
 
-def test_the_cache_goes_round_changes_its_room_and_takes_new_sentences_at_any_time():
+@pytest.mark.parametrize("window", [0, 4])
+def test_the_cache_goes_round_changes_its_room_and_takes_new_sentences_at_any_time(window):
     """A sentence admitted later, into a ring that has gone round and been resized, has the logits of its own
     forward pass; so has its neighbour, who was there before."""
-    model = tiny.model()
+    model = tiny.model(attention_window=window)
     variables = tiny.sharp_variables(model)
     inputs = tiny.sentences([S, 4], S)
     targets = jax.random.randint(jax.random.key(5), (2, 9), 2, VOCAB)
@@ -119,7 +121,7 @@ def test_the_cache_goes_round_changes_its_room_and_takes_new_sentences_at_any_ti
     ), "row numbers beyond the last are left out"
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+@pytest.mark.parametrize("changes", [x for x in VARIANTS if "attention_window" not in x], ids=str)
 def test_gradient_after_a_position_is_exactly_zero_and_not_before_it(changes):
     """Position t of the logits has seen targets[:, :t] only."""
     model = tiny.model(**changes)
@@ -203,6 +205,40 @@ def test_attention_dropout_is_its_own_option():
     np.testing.assert_array_equal(train, tiny.apply(quiet, variables, inputs, targets))
 
 
+def test_a_window_of_twice_the_length_is_no_window_and_a_narrow_one_is():
+    inputs, targets = tiny.sentences([S, 3], S), tiny.sentences([T, 2], T)
+    variables = tiny.variables(tiny.model())
+    of = lambda window: tiny.apply(tiny.model(attention_window=window), variables, inputs, targets)
+    np.testing.assert_array_equal(of(2 * S), of(0))
+    assert not np.allclose(of(2), of(0), atol=1e-3)
+
+
+def test_nothing_reaches_further_through_one_layer_than_half_the_window():
+    """Of five source positions the outer two are 4 apart; only the cross-attention sees them all."""
+    model = tiny.model(num_layers=1, attention_window=5, share_embeddings=False)
+    variables = tiny.variables(model)
+    ids = jnp.arange(2, 2 + S)[None]
+
+    def reach(outputs):
+        """Which outputs depend on the vector of which id, [S, S]."""
+        of = lambda table: outputs({"params": variables["params"] | {"source_embedding": {"table": table}}})[0]
+        jacobian = jax.jit(jax.jacobian(of))(variables["params"]["source_embedding"]["table"])
+        return np.abs(jacobian).sum(axis=(1, 3))[:, 2 : 2 + S] > 0
+
+    encoded = reach(lambda v: model.apply(v, ids, method=Transformer.encode))
+    np.testing.assert_array_equal(encoded, np.abs(np.subtract.outer(range(S), range(S))) <= 2)
+    assert reach(lambda v: model.apply(v, ids, ids)).all()
+
+
+def test_logits_are_what_stands_before_the_softmax_times_its_table():
+    inputs, targets = tiny.sentences([S, 3], S), tiny.sentences([T, 2], T)
+    for changes in ({}, {"norm": "pre", "share_embeddings": False}):
+        model = tiny.model(**changes)
+        variables = tiny.variables(model)
+        y, table = tiny.apply(model, variables, inputs, targets, method=Transformer.before_softmax)
+        np.testing.assert_allclose(y @ table.T, tiny.apply(model, variables, inputs, targets), atol=1e-5)
+
+
 def test_bfloat16_computes_near_float32_and_keeps_float32_parameters_and_logits():
     inputs, targets = tiny.sentences([S, 3], S), tiny.sentences([T, 2], T)
     exact, rounded = tiny.model(), Transformer(tiny.CONFIG, jnp.bfloat16)
@@ -257,6 +293,7 @@ def test_parameter_counts_without_biases(changes, expected):
         ("dropout", 1.0, "dropout must be at least 0 and below 1; got 1.0"),
         ("positions", "sinusodial", "did you mean 'sinusoidal'"),
         ("norm", "rms", "known: post, pre"),
+        ("attention_window", -1, "attention_window must be at least 0; got -1"),
     ],
 )
 def test_impossible_shapes_are_refused_by_name(field, value, said):

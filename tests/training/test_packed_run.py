@@ -55,9 +55,9 @@ def weights(run, step):
 def test_a_packed_run_has_one_shape_and_resumes_to_the_last_bit(tmp_path, monkeypatch):
     traced = []
 
-    def counting(*arguments):
+    def counting(*arguments, **options):
         traced.append({name: x.shape for name, x in arguments[-1].items()})
-        return train_step(*arguments)
+        return train_step(*arguments, **options)
 
     monkeypatch.setattr(loop, "train_step", counting)
     loop.train(packed_config(tmp_path, 12), str(tmp_path / "whole"))

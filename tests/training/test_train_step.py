@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -6,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from t2t_jax.model.transformer import Transformer
 from t2t_jax.training.loss import cross_entropy
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
 from t2t_jax.training.train_step import init_state, train_step
@@ -15,8 +17,8 @@ from tests.tiny import S, T
 BATCH = {"inputs": tiny.sentences([S, 3, 5, 2], S), "targets": tiny.sentences([T, 2, 4, 1], T, seed=1)}
 
 
-def step_of(model, optimizer, accumulate=1, epsilon=0.1):
-    return jax.jit(functools.partial(train_step, model, optimizer, epsilon, accumulate, jax.random.key(7)))
+def step_of(model, optimizer, accumulate=1, epsilon=0.1, **options):
+    return jax.jit(functools.partial(train_step, model, optimizer, epsilon, accumulate, jax.random.key(7), **options))
 
 
 def start(model, optimizer):
@@ -29,7 +31,8 @@ def test_gradient_is_that_of_the_mean_over_all_real_tokens():
     state = start(model, optax.sgd(1.0))
 
     def mean_loss(params):
-        loss, _, tokens = cross_entropy(model.apply({"params": params}, **BATCH), BATCH["targets"], 0.1)
+        y, table = model.apply({"params": params}, **BATCH, method=Transformer.before_softmax)
+        loss, _, tokens = cross_entropy(y, table, BATCH["targets"], 0.1)
         return loss / tokens
 
     loss, gradient = jax.jit(jax.value_and_grad(mean_loss))(state.params)
@@ -70,6 +73,68 @@ def test_dropout_differs_from_step_to_step_and_not_from_run_to_run():
     _, second_metrics = step(second, BATCH)
     assert first_metrics["loss"] != second_metrics["loss"]
     assert first_metrics["loss"] == step(state, BATCH)[1]["loss"]
+
+
+def test_remat_changes_neither_the_loss_nor_the_gradient():
+    """With dropout on: what is computed again has the same masks."""
+    model = tiny.model(dropout=0.3, attention_dropout=0.2)
+    state = start(model, optax.sgd(1.0))
+    (kept, metrics), (again, found) = (
+        step_of(dataclasses.replace(model, remat=remat), optax.sgd(1.0))(state, BATCH) for remat in (False, True)
+    )
+    for name in metrics:
+        np.testing.assert_allclose(found[name], metrics[name], rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(kept.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_remat_takes_less_memory():
+    model = tiny.model(num_layers=6)
+    batch = {name: jnp.ones((4, 64), jnp.int32) for name in BATCH}
+    state = start(model, optax.sgd(1.0))
+
+    def temporary(remat):
+        # On CPU, XLA drops the barriers between the first and the second computation, and then joins the two.
+        options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+        lowered = step_of(dataclasses.replace(model, remat=remat), optax.sgd(1.0)).lower(state, batch)
+        return lowered.compile(compiler_options=options).memory_analysis().temp_size_in_bytes
+
+    assert temporary(True) < 0.4 * temporary(False)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_mapped_over_two_devices_the_update_is_that_of_the_whole_batch(accumulate):
+    """Though the devices have different numbers of tokens."""
+    model, optimizer = tiny.model(dropout=0.0), optax.sgd(1.0)
+    state = start(model, optimizer)
+    whole, metrics = step_of(model, optimizer)(state, BATCH)
+    found, found_metrics = mapped(model, optimizer, accumulate)(state, shares(BATCH))
+    for a, b in zip(jax.tree.leaves(found.params), jax.tree.leaves(whole.params), strict=True):
+        for device in range(2):
+            np.testing.assert_allclose(a[device], b, atol=1e-6)
+    for name in metrics:
+        np.testing.assert_allclose(found_metrics[name], [metrics[name]] * 2, rtol=1e-5)
+
+
+def test_mapped_devices_have_masks_of_their_own():
+    """Each of the two devices alone has the same pairs; together they have other masks than one twice."""
+    model, optimizer = tiny.model(dropout=0.5), optax.sgd(0.0)
+    state = start(model, optimizer)
+    step, pair = mapped(model, optimizer, 1), {name: x[:1] for name, x in BATCH.items()}
+    losses = []
+    for device in range(2):
+        only = {name: jnp.zeros((2, *x.shape), jnp.int32).at[device].set(x) for name, x in pair.items()}
+        losses.append(step(state, only)[1]["loss"][0])
+    assert losses[0] != losses[1]
+
+
+def mapped(model, optimizer, accumulate):
+    step = functools.partial(train_step, model, optimizer, 0.1, accumulate, jax.random.key(7), axis="data")
+    return jax.pmap(step, axis_name="data", in_axes=(None, 0), devices=jax.devices()[:2])
+
+
+def shares(batch):
+    return {name: x.reshape(2, -1, x.shape[1]) for name, x in batch.items()}
 
 
 def test_one_step_of_the_tiny_model_golden():

@@ -1,0 +1,93 @@
+"""JAX's own attention in place of ours: the same loss and gradients."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2t_jax.errors import InputError
+from t2t_jax.model import attention
+from t2t_jax.model.transformer import Transformer
+from tests import tiny
+from tests.model.test_packing import ROWS, apart, loss_and_gradient, together
+from tests.tiny import S, T
+
+
+def both_ways(**changes):
+    model = tiny.model(dropout=0.0, **changes)
+    return model, dataclasses.replace(model, fused_attention=True)
+
+
+def batch(packed):
+    """Pairs and, behind them, a row of padding."""
+    found = together(apart(), ROWS) if packed else apart()
+    return {name: jnp.pad(x, ((0, 1), (0, 0))) for name, x in found.items()}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"norm": "pre", "positions": "learned"}, {"attention_window": 4}], ids=str)
+def test_loss_and_gradient_are_those_of_equation_1(monkeypatch, packed, changes):
+    ours, fused = both_ways(d_v=tiny.K, **changes)
+    params = tiny.variables(ours)["params"]
+    (loss, _), gradient = loss_and_gradient(ours, params, batch(packed))
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", None)  # so it can't be what is called
+    (found, _), found_gradient = loss_and_gradient(fused, params, batch(packed))
+    np.testing.assert_allclose(found, loss, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(found_gradient), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+def test_values_may_be_of_another_width():
+    ours, fused = both_ways()
+    variables, arguments = tiny.variables(ours), (tiny.sentences([S, 3], S), tiny.sentences([T, 2], T))
+    np.testing.assert_array_equal(tiny.apply(fused, variables, *arguments), tiny.apply(ours, variables, *arguments))
+
+
+def test_rows_of_padding_have_finite_logits_and_gradients():
+    _, fused = both_ways(d_v=tiny.K)
+    variables, empty = tiny.variables(fused), jnp.zeros((2, 4), jnp.int32)
+    total = lambda v: jnp.sum(fused.apply(v, empty, empty) ** 2)
+    value, gradient = jax.jit(jax.value_and_grad(total))(variables)
+    assert np.isfinite(value) and all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "width", "length", "masked", "expected"),
+    [
+        ("gpu", jnp.bfloat16, 64, 5, False, "cudnn"),
+        ("gpu", jnp.bfloat16, 64, 6, True, "cudnn"),
+        ("gpu", jnp.bfloat16, 64, 5, True, "xla"),
+        ("gpu", jnp.bfloat16, 136, 6, False, "xla"),
+        ("gpu", jnp.bfloat16, 12, 6, False, "xla"),
+        ("gpu", jnp.float32, 64, 6, False, "xla"),
+        ("cpu", jnp.bfloat16, 64, 6, False, "xla"),
+    ],
+)
+def test_cudnn_is_asked_for_what_it_has_and_lengths_in_place_of_masks(
+    monkeypatch, backend, dtype, width, length, masked, expected
+):
+    asked = {}
+
+    def record(query, key, value, **options):
+        asked.update(options)
+        return query
+
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    array = jnp.zeros((2, 3, length, width), dtype)
+    padding = attention.padding_mask(jnp.array([[3] * length, [0] * length]))
+    mask = jnp.ones((1, 1, length, length), bool) if masked else padding
+    attention.fused_attention(array, jnp.swapaxes(array, 2, 3), array, mask, causal=True)
+    assert asked["implementation"] == expected and asked["is_causal"]
+    if masked:
+        assert asked["mask"].shape == (2, 1, length, length)
+    else:
+        assert asked["key_value_seq_lengths"].tolist() == [length, 1], "no row is without a key"
+
+
+def test_dropout_on_attention_weights_is_refused():
+    model = Transformer(dataclasses.replace(tiny.CONFIG, attention_dropout=0.1), fused_attention=True)
+    with pytest.raises(InputError, match="machine.fused_attention=True .* model.attention_dropout=0.1"):
+        tiny.variables(model)
