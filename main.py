@@ -24,9 +24,10 @@ from t2t_jax.errors import InputError, StopError
 
 def train(args: flags.FlagValues) -> None:
     config, workdir = required(args, "config"), required(args, "workdir")
+    join_processes(args)
     from t2t_jax.training.loop import train
 
-    train(config, workdir)
+    train(config, workdir, profile_steps=number_range("profile_steps", args.profile_steps))
 
 
 def prepare(args: flags.FlagValues) -> None:
@@ -101,10 +102,14 @@ def define_flags() -> flags.FlagValues:
                 "Where --mode=evaluate writes its scores instead of RUN/result.json; --mode=export's folder.",
             ),
             "format": (None, "What --mode=export writes: marian, ctranslate2 or safetensors."),
+            "profile_steps": (None, "Trace these steps of training to RUN/profile: first,last."),
+            "coordinator": (None, "HOST:PORT of process 0, where several processes train one run."),
             "steps": (None, "Average the checkpoints at these steps: a,b,c."),
             "target_prefix": (None, "A text file: how the translation of each line begins."),
         },
         flags.DEFINE_integer: {
+            "num_processes": (None, "How many processes train the run."),
+            "process_id": (None, "Which of them this one is, from 0."),
             "step": (None, "The checkpoint; by default the averaged one if there is one, else the last."),
             "last": (None, "Average this many of the newest checkpoints."),
             "n_best": (1, "Translations of each sentence."),
@@ -129,6 +134,9 @@ def define_flags() -> flags.FlagValues:
     flags.DEFINE_enum("mode", "train", list(MODES), "What to do.", flag_values=args)
     flags.DEFINE_enum("output_format", "text", ["text", "jsonl"], "Of --mode=translate.", flag_values=args)
     flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "What to compute in.", flag_values=args)
+    flags.DEFINE_boolean(
+        "distributed", False, "One of several processes, as Slurm or the cloud's manager says.", flag_values=args
+    )
     flags.DEFINE_boolean("sample", False, "Draw --n_best samples instead of searching.", flag_values=args)
     flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=args)
     return args
@@ -181,9 +189,28 @@ def required(args: flags.FlagValues, name: str) -> Any:
     return args[name].value
 
 
+def join_processes(args: flags.FlagValues) -> None:
+    """Makes this process one of several, if the flags say so."""
+    given = [args[name].value for name in ("coordinator", "num_processes", "process_id")]
+    if args.distributed or any(value is not None for value in given):
+        from t2t_jax import sharding
+
+        sharding.join_processes(*given)
+
+
 def decode_options(args: flags.FlagValues) -> dict[str, Any]:
     """The options of decoding; None where the run's own hold."""
     return {name: args[name].value for name in ("beam_size", "alpha", "max_extra_length")}
+
+
+def number_range(name: str, value: str | None) -> tuple[int, int] | None:
+    """The two numbers of first,last."""
+    if value is None:
+        return None
+    first, _, last = value.partition(",")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise InputError(f"--{name}={value}: must be first,last, as in 10,12")
+    return int(first), int(last)
 
 
 def step_list(steps: str | None) -> list[int] | None:
@@ -193,7 +220,16 @@ def step_list(steps: str | None) -> list[int] | None:
         raise InputError(f"--steps={steps}: must be whole numbers with commas between, as in 1000,2000") from None
 
 
+def keep_compiled_programs() -> None:
+    """Lets JAX, once imported, find what it has compiled before, in the user's cache; JAX's own variables go first."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(cache, "t2t_jax", "compiled"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+
 def main(argv: list[str]) -> int:
+    keep_compiled_programs()
     try:
         args = parse(argv)
         if args.help:

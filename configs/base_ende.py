@@ -24,6 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
     model.d_v = 64  # width of a head's values (§3.2.2)
     model.dropout = 0.1  # P_drop, on sub-layer outputs and embedding sums (§5.4)
     model.attention_dropout = 0.0  # on the attention weights; the paper has none
+    model.attention_window = 0  # r: self-attention to positions within r/2 (Table 1, restricted); 0 for all
     model.positions = "sinusoidal"  # (§3.5); or 'learned' (row E), 't2t' (the paper's code)
     model.max_positions = 256  # rows of the tables where positions are learned
     model.norm = "post"  # LayerNorm(x + Sublayer(x)) (§3.1); or 'pre'
@@ -75,8 +76,17 @@ def get_config() -> ml_collections.ConfigDict:
     train.label_smoothing = 0.1  # ε_ls (§5.4)
     train.seed = 0  # drives weights, dropout and data order
     train.dtype = "float32"  # of the layers' arithmetic; or 'bfloat16'. Parameters are float32
-    train.accumulate = 1  # parts a batch is taken in, for less memory; the result is the same
+    train.accumulate = 0  # parts a batch is taken in, the result is the same; 0 for as few as the memory allows
     train.log_interval = 100  # steps
+
+    config.machine = machine = ml_collections.ConfigDict()  # how the devices are used; no field changes the experiment
+    machine.engine = "jit"  # or 'pmap', the older way: the same for data parallelism
+    machine.model_parallel = 1  # devices that share one model: heads, d_ff and the vocabulary are divided among them
+    machine.shard_state = False  # divide parameters and optimiser state over the devices that share a batch (ZeRO)
+    machine.memory_gib = 0.0  # a device's, for train.accumulate; 0 for what it says it has
+    machine.remat = False  # recompute the insides of the layers in the backward pass: less memory, a third more time
+    machine.fused_attention = False  # one kernel for Eq. 1, cuDNN's where the hardware has it
+    machine.peak_tflops = 0.0  # of a device, for the utilisation in the log; 0 leaves it out
 
     config.checkpoint = checkpoint = ml_collections.ConfigDict()
     checkpoint.interval_minutes = 10.0  # (§6.1); 0 for none by time

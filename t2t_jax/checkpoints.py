@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from t2t_jax import sharding
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.files import read_json, sha256, write_json
 
@@ -61,8 +61,10 @@ class Checkpoints:
         self._manager.save(step, args=ocp.args.Composite(**items), force=True)
         self._manager.wait_until_finished()
         folder = self._folder(step)
-        sums = {str(path.relative_to(folder)): sha256(path) for path in _files(folder)}
-        write_json(folder / _MANIFEST, sums)
+        if sharding.is_main():
+            sums = {str(path.relative_to(folder)): sha256(path) for path in _files(folder)}
+            write_json(folder / _MANIFEST, sums)
+        sharding.wait_for_all(f"manifest of {folder}")
 
     def restore_latest(self, params: Tree, optimizer: Tree) -> Checkpoint | None:
         """The newest undamaged step, or None where nothing was saved; says so when it had to go back.
@@ -80,11 +82,11 @@ class Checkpoints:
         return None
 
     def restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
-        """One step, its files checked against the manifest."""
+        """One step, its files checked against the manifest; NumPy arrays where no sharding is given."""
         self._check_shapes(step, params)
-        items = {"params": ocp.args.StandardRestore(params), "metadata": ocp.args.JsonRestore()}
+        items = {"params": ocp.args.StandardRestore(_placed(params)), "metadata": ocp.args.JsonRestore()}
         if optimizer is not None:
-            items["optimizer"] = ocp.args.StandardRestore(optimizer)
+            items["optimizer"] = ocp.args.StandardRestore(_placed(optimizer))
         restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         return Checkpoint(step, restored.params, restored.get("optimizer"), restored.metadata)
 
@@ -123,6 +125,12 @@ class Checkpoints:
         self._manager.close()
 
 
+def _placed(shapes: Tree) -> Tree:
+    """What Orbax takes for "an array on the host" where a shape has no sharding; it would else want the saved one's."""
+    host = lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape)
+    return jax.tree.map(lambda x: x if getattr(x, "sharding", None) else host(x), shapes)
+
+
 def _described(tree: Tree) -> dict[str, str]:
     leaves = jax.tree.leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
@@ -142,7 +150,7 @@ def average(source: Checkpoints, steps: Sequence[int], target: Checkpoints) -> C
     for step in steps:
         checkpoint = source.restore(step, shapes)
         total = jax.tree.map(lambda t, x: t + np.asarray(x, np.float64), total, checkpoint.params)
-    params = jax.tree.map(lambda t, x: jnp.asarray(t / len(steps), x.dtype), total, shapes)
+    params = jax.tree.map(lambda t, x: (t / len(steps)).astype(x.dtype), total, shapes)
     metadata = checkpoint.metadata | {"averaged_steps": list(steps)}
     target.save(steps[-1], params, None, metadata)
     return Checkpoint(steps[-1], params, None, metadata)

@@ -42,11 +42,16 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
 
 
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes text, one line each, whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text("".join(line + "\n" for line in lines), "utf-8")
+    os.replace(partial, path)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as indented JSON, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    os.replace(partial, path)
+    write_lines(path, [json.dumps(value, indent=2, ensure_ascii=False)])
 
 
 def sha256(path: Path) -> str:

@@ -18,15 +18,16 @@ from t2t_jax.files import read_json, write_json
 
 # What may change between the parts of a run that was stopped and resumed: nothing that moves the weights. Where
 # text lies may change, since checkpoints name the text itself.
-_FREE_SECTIONS = ("checkpoint", "decode", "evaluate")
-_FREE_FIELDS = ("train.train_steps", "train.log_interval", "data.directory", "data.train", "data.dev", "data.test")
+_FREE_SECTIONS = ("checkpoint", "decode", "evaluate", "machine")
+_FREE_FIELDS = ("train.train_steps", "train.log_interval", "train.accumulate", "data.directory", "data.train",
+                "data.dev", "data.test")  # fmt: skip
 
 
 class RunFolder:
-    """Paths and small files of one run."""
+    """Paths and small files of one run. Of several processes, one `writes`."""
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
+    def __init__(self, path: str | Path, writes: bool = True):
+        self.path, self.writes = Path(path), writes
         self.vocabulary = self.path / "vocab.model"
         self.checkpoints = self.path / "checkpoints"
         self.averaged = self.path / "averaged"
@@ -45,14 +46,16 @@ class RunFolder:
         return run
 
     @classmethod
-    def start(cls, path: str | Path, config: dict[str, Any]) -> "RunFolder":
-        """The folder of a run about to train: new, or one with the same config to resume. Locks it."""
-        run = cls(path)
+    def start(cls, path: str | Path, config: dict[str, Any], writes: bool = True) -> "RunFolder":
+        """The folder of a run about to train: new, or one with the same config to resume. The writer locks it."""
+        run = cls(path, writes)
         run.path.mkdir(parents=True, exist_ok=True)
-        run._lock_folder()
+        if writes:
+            run._lock_folder()
         if run._config.is_file():
             run._check_same(config)
-        write_json(run._config, config)
+        if writes:
+            write_json(run._config, config)
         return run
 
     def _lock_folder(self) -> None:
@@ -87,6 +90,8 @@ class RunFolder:
 
     def start_metrics(self, step: int) -> None:
         """Opens the logs to go on after `step`, dropping what an interrupted run logged beyond it."""
+        if not self.writes:
+            return
         if self._metrics.is_file():
             lines = self._metrics.read_text().splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
@@ -95,6 +100,8 @@ class RunFolder:
 
     def log(self, step: int, **metrics: float) -> None:
         """Appends one line to metrics.jsonl and the same numbers to TensorBoard."""
+        if not self.writes:
+            return
         with self._metrics.open("a") as file:
             file.write(json.dumps({"step": step, **metrics}) + "\n")
         for name, value in metrics.items():

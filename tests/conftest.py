@@ -11,6 +11,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import socket
 
+import hypothesis
 import jax
 import pytest
 
@@ -18,8 +19,11 @@ from t2t_jax import sharding
 
 
 def pytest_configure(config):
+    hypothesis.settings.register_profile("any machine", deadline=None)  # time says more of what else runs than of us
+    hypothesis.settings.load_profile("any machine")
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))  # for the processes that tests start
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
@@ -39,4 +43,5 @@ def no_network(monkeypatch):
 def one_device_unless_asked(monkeypatch):
     """Eight devices are for the tests that name them: a tiny model is slower on eight than on one."""
     make_mesh = sharding.make_mesh
-    monkeypatch.setattr(sharding, "make_mesh", lambda devices=None: make_mesh(devices or jax.devices()[:1]))
+    one = lambda devices=None, model_parallel=1: make_mesh(devices or jax.devices()[:model_parallel], model_parallel)
+    monkeypatch.setattr(sharding, "make_mesh", one)

@@ -12,7 +12,7 @@ LEVELS = {
     "t2t_jax.files": 0,
     "t2t_jax.progress_bar": 0,
     "t2t_jax": 0,
-    "t2t_jax.sharding": 1,
+    "t2t_jax.sharding": 0,
     "t2t_jax.run_folder": 1,
     "t2t_jax.checkpoints": 1,
     "t2t_jax.model": 1,

@@ -1,62 +1,172 @@
-"""One experiment, whatever the number of devices."""
+"""One experiment, whatever the number of devices and whatever they share."""
 
 import jax
 import numpy as np
 import optax
+import pytest
 
 from t2t_jax import sharding
 from t2t_jax.data.batching import Batches
 from t2t_jax.data.token_store import open_store
-from t2t_jax.training.loop import compile_step, make_model
+from t2t_jax.errors import InputError
+from t2t_jax.training import engine
+from t2t_jax.training.loop import check, compile_step, make_model
+from t2t_jax.training.loop import train as train_run
 from t2t_jax.training.train_step import init_state
 from tests.runs import tiny_config
 
+STEPS = 4
 
-def train(config, store, devices, steps=4):
-    """Parameters after `steps` steps of SGD, which shows a scaled gradient where Adam would hide it."""
-    mesh = sharding.make_mesh(jax.devices()[:devices])
-    model, optimizer = make_model(config, store), optax.sgd(0.3)
+
+def train(config, store, devices):
+    """Losses and parameters of steps of SGD, which shows a scaled gradient where Adam would hide it."""
+    mesh = sharding.make_mesh(jax.devices()[:devices], config.machine.model_parallel)
+    model, optimizer = make_model(config, store), optax.sgd(0.3, momentum=0.5)
     batches = Batches(store.source, store.target, tokens_per_batch=64, num_buckets=2, seed=0)
-    init = jax.jit(lambda key: init_state(model, optimizer, key), out_shardings=sharding.replicated(mesh))
-    state = init(jax.random.key(0))
-    step = compile_step(config, model, optimizer, batches, state, mesh)
+    init = lambda key: init_state(model, optimizer, key)
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    layout = sharding.of_state(shapes, mesh, config.machine.shard_state)
+    state = jax.jit(init, out_shardings=layout)(jax.random.key(0))
+    take_step = compile_step(config, model, optimizer, batches, state, mesh).take_step
     losses = []
-    for index in range(steps):
-        batch = sharding.put_rows(batches[index], mesh, config.train.accumulate)
-        assert {shard.data.shape[0] for shard in batch["inputs"].addressable_shards} == {
-            len(batch["inputs"]) // devices
-        }
-        state, metrics = step(state, batch)
+    for index in range(STEPS):
+        state, metrics = take_step(state, batches[index])
         losses.append(float(metrics["loss"]))
-    return losses, jax.tree.map(np.asarray, state.params)
+    return losses, state
 
 
 def assert_same(found, expected):
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
-    for a, b in zip(*(jax.tree.leaves(params) for _, params in (found, expected)), strict=True):
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
+    for a, b in zip(*(jax.tree.leaves(state.params) for _, state in (found, expected)), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-6)
 
 
-def test_eight_devices_equal_one_with_unequal_token_counts_and_dropout_on(tmp_path):
-    config = tiny_config(tmp_path)
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """Config, store and outcome on one device, where rows have unequal numbers of tokens."""
+    config = tiny_config(tmp_path_factory.mktemp("one"), model__dropout=0.0)
     store = open_store(config.data)
     tokens = Batches(store.source, store.target, tokens_per_batch=64, num_buckets=2, seed=0)[0]["targets"] != 0
     assert len(set(tokens.sum(axis=1))) > 1, "every device had the same number of tokens"
-    expected = train(config, store, 1)
-    for devices in (2, 8):
-        assert_same(train(config, store, devices), expected)
+    return config, store, train(config, store, 1)
 
 
-def test_parts_on_four_devices_equal_the_whole_on_one(tmp_path):
-    config = tiny_config(tmp_path, model__dropout=0.0)
-    store = open_store(config.data)
+def changed(config, **changes):
+    config = config.copy_and_resolve_references()
+    for field, value in changes.items():
+        section, name = field.split("__")
+        config[section][name] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes"),
+    [
+        (8, {}),
+        (4, {"train__accumulate": 2}),
+        (8, {"machine__engine": "pmap"}),
+        (4, {"machine__engine": "pmap", "train__accumulate": 2}),
+        (8, {"machine__shard_state": True}),
+        (2, {"machine__model_parallel": 2}),
+        (8, {"machine__model_parallel": 2, "machine__shard_state": True}),
+    ],
+    ids=str,
+)
+def test_many_devices_equal_one(one, devices, changes):
+    config, store, expected = one
+    assert_same(train(changed(config, **changes), store, devices), expected)
+
+
+def test_eight_devices_drop_what_one_drops(one):
+    config, store, without = one
+    config = changed(config, model__dropout=0.1)
     expected = train(config, store, 1)
-    config.train.accumulate = 2
-    assert_same(train(config, store, 4), expected)
+    assert expected[0] != without[0]
+    assert_same(train(config, store, 8), expected)
+
+
+def test_the_state_is_divided_over_the_devices(one):
+    config, store, _ = one
+    _, state = train(changed(config, machine__model_parallel=2, machine__shard_state=True), store, 8)
+    shares = {}
+    for path, x in jax.tree.leaves_with_path(state):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        shares[name] = x.size / x.addressable_data(0).size
+    for of in ("params/", "optimizer/0/trace/"):
+        assert shares[f"{of}embedding/table"] == 8
+        assert shares[f"{of}encoder_layers_0/self_attention/query_kernel"] == 8
+        assert shares[f"{of}decoder_layers_0/cross_attention/output_kernel"] == 8
+        assert shares[f"{of}decoder_layers_0/feed_forward/hidden/kernel"] == 8
+        assert shares[f"{of}decoder_layers_0/feed_forward/hidden/bias"] == 2, "one axis can be divided once"
+        assert shares[f"{of}decoder_layers_0/feed_forward/output/kernel"] == 8
+        assert shares[f"{of}decoder_layers_0/after_feed_forward/norm/scale"] == 4, "whole for each model"
+    assert shares["step"] == 1
+
+
+def test_a_batch_is_taken_in_as_few_parts_as_fit_the_memory(one):
+    config, store, _ = one
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    batches = Batches(store.source, store.target, tokens_per_batch=2048, num_buckets=1, seed=0)
+    model, optimizer = make_model(config, store), optax.sgd(0.3)
+    state = jax.jit(lambda key: init_state(model, optimizer, key))(jax.random.key(0))
+
+    def built(gib):
+        return compile_step(changed(config, machine__memory_gib=gib), model, optimizer, batches, state, mesh)
+
+    whole = built(0.0)
+    assert whole.parts == 1
+    assert built(whole.bytes / 2**30).parts == 1
+    fewer = built(0.999 * whole.bytes / 2**30)
+    assert fewer.parts > 1 and fewer.bytes < whole.bytes
+    with pytest.raises(InputError, match=r"data.tokens_per_batch: in \d+ parts, a step needs .* machine.remat"):
+        built(1e-5)
+
+
+def test_out_of_memory_is_one_line_that_names_the_field():
+    said = "data.tokens_per_batch: out of memory .*lower data.tokens_per_batch"
+    with pytest.raises(InputError, match=said), engine.out_of_memory():
+        jax.numpy.zeros((1 << 50,), jax.numpy.int8).block_until_ready()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"machine__model_parallel": 3}, "machine.model_parallel=3 must divide model.num_heads=2"),
+        ({"machine__engine": "pmap", "machine__shard_state": True}, "shard_state=True needs machine.engine='jit'"),
+        ({"machine__engine": "xmap"}, "machine.engine: unknown value 'xmap'; did you mean 'pmap'"),
+        ({"train__accumulate": -1}, "train.accumulate must be at least 0"),
+        ({"machine__peak_tflops": -1.0}, "machine.peak_tflops must be at least 0"),
+    ],
+)  # fmt: skip
+def test_what_devices_cannot_do_is_refused_by_field(one, changes, said):
+    with pytest.raises(InputError, match=said):
+        check(changed(one[0], **changes))
+
+
+def test_devices_that_do_not_divide_are_refused():
+    with pytest.raises(InputError, match="machine.model_parallel=3 must divide the number of devices, 8"):
+        sharding.make_mesh(jax.devices(), 3)
 
 
 def test_rows_are_padded_to_whole_shares():
     mesh = sharding.make_mesh(jax.devices())
     put = sharding.put_rows({"x": np.ones((3, 2), np.int32)}, mesh, multiple=2)["x"]
     assert put.shape == (16, 2) and put.sum() == 6
-    assert len(put.sharding.device_set) == 8
+    assert {shard.data.shape for shard in put.addressable_shards} == {(2, 2)}
+
+
+def test_a_divided_run_saves_resumes_and_translates_like_a_whole_one(tmp_path, monkeypatch):
+    """Parameters divided both ways and saved at step 2, then resumed whole on one device, and the other way round."""
+    monkeypatch.setattr(sharding, "make_mesh", lambda devices=None, n=1, model_parallel=1: MESHES[model_parallel]())
+    divided = {"machine__model_parallel": 2, "machine__shard_state": True}
+    found = []
+    for run, then in (({}, divided), (divided, {})):
+        for steps, changes in ((2, run), (4, then)):
+            config = tiny_config(tmp_path, train__train_steps=steps, data__num_buckets=1, **changes)
+            result = train_run(config, str(tmp_path / f"run_{len(found)}"))
+        found.append(result["test"]["perplexity"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+make_mesh = sharding.make_mesh
+MESHES = {1: lambda: make_mesh(jax.devices()[:1]), 2: lambda: make_mesh(jax.devices()[:4], 2)}

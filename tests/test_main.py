@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,7 @@ def run(tmp_path_factory):
         (["train"], "unexpected argument 'train'"),
         (["--mode=translate", "--workdir=WORK"], "is not a run folder (no config.json)"),
         (["--mode=prepare"], "--mode=prepare needs --config"),
+        ([QUICKSTART, "--workdir=WORK", "--process_id=1"], "several processes need --coordinator and --num_processes"),
     ],
 )  # fmt: skip
 def test_every_mistake_is_one_line_and_exit_code_2(command, tmp_path, arguments, said):
@@ -80,15 +82,14 @@ def test_a_config_that_does_not_run_is_one_line(command, tmp_path):
     assert code == 2 and "SyntaxError" in errors and len(errors.splitlines()) == 1
 
 
-def test_a_real_process_exits_with_2_and_no_traceback(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "main.py", "--mode=translate", f"--workdir={tmp_path}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["--mode=translate"], "workdir:"), ([QUICKSTART, "--distributed"], "--distributed:")]
+)
+def test_a_real_process_exits_with_2_and_no_traceback(tmp_path, arguments, said):
+    command = [sys.executable, "main.py", *arguments, f"--workdir={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: workdir:") and "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"error: {said}") and len(done.stderr.splitlines()) == 1
 
 
 def test_the_run_folder_holds_what_the_contract_says(run):
@@ -102,7 +103,41 @@ def test_the_run_folder_holds_what_the_contract_says(run):
     assert [record["step"] for record in records] == [2, 4, 6]
     assert records[-1]["learning_rate"] == pytest.approx(16**-0.5 * 6 * 10**-1.5)  # Eq. 3 at step 6 of a warm-up of 10
     assert all(0 < record["padding"] < 1 and record["loss"] > record["nll"] * 0.5 for record in records)
+    phases = {name: sum(record[f"{name}_seconds"] for record in records) for name in ("step", "input", "save")}
+    assert all(phases.values()) and records[-1]["evaluation_seconds"] == 0
+    assert phases["step"] + phases["input"] == pytest.approx(result["training_seconds"], abs=0.06)
+    assert result["dev"]["sentences"] == 12 and result["training_flops"] > 6 * result["parameters"]
+    translated = (Path(run) / "dev.hypotheses.txt").read_text().splitlines()
+    references = (Path(run) / "dev.reference.txt").read_text().splitlines()
+    assert sacrebleu.corpus_bleu(translated, [references]).score == pytest.approx(result["dev"]["sacrebleu"])
     assert list((Path(run) / "tensorboard").glob("events.*"))
+
+
+def test_some_steps_are_traced_and_the_utilisation_is_that_of_the_stated_peak(command, tmp_path):
+    (tmp_path / "config.py").write_text(
+        "from pathlib import Path\nfrom tests.runs import tiny_config\n"
+        f"get_config = lambda: tiny_config(Path({str(tmp_path)!r}), machine__peak_tflops=1e-3)\n"
+    )
+    arguments = f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/run"
+    code, _, errors = command(*arguments, "--profile_steps=2,3")
+    assert code == 0 and f"steps 2 to 3 are traced in {tmp_path}/run/profile" in errors
+    assert list((tmp_path / "run/profile").rglob("*.xplane.pb"))
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    seconds = [record["step_seconds"] + record["input_seconds"] for record in records]
+    computed = sum(record["flops_utilisation"] * taken * 1e9 for record, taken in zip(records, seconds, strict=True))
+    assert computed == pytest.approx(result["training_flops"], rel=1e-6)
+    code, _, errors = command(*arguments, "--profile_steps=3")
+    assert code == 2 and "--profile_steps=3: must be first,last" in errors
+
+
+def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, run):
+    command = [sys.executable, "main.py", "--mode=translate", f"--workdir={run}"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION")}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, input=b"one\n", capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "t2t_jax/compiled").iterdir())
 
 
 def test_translate_writes_one_line_for_each_line_in(command, run):

@@ -356,6 +356,20 @@ def empty_batch(bucket: Bucket) -> Batch:
     return {name: np.zeros((bucket.rows, length), np.int32) for name, length in lengths.items()}
 
 
+def pair_lengths(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """The lengths of the pairs of a batch, source and target."""
+    if "input_segments" not in batch:
+        return tuple(np.count_nonzero(batch[f"{side}s"], axis=1) for side in ("input", "target"))
+    rows = np.arange(len(batch["inputs"]))[:, None]
+    return tuple(_runs(batch[f"{side}_segments"], rows) for side in ("input", "target"))
+
+
+def _runs(segments: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """How many positions have each number in each row."""
+    highest = segments.max() + 1
+    return np.bincount((rows * highest + segments)[segments > 0], minlength=len(rows) * highest)
+
+
 def _write(batch: Batch, side: str, sentences: list[np.ndarray], rows: np.ndarray) -> None:
     """Writes sentence i into row `rows[i]`, behind those before it."""
     lengths = np.array([len(sentence) for sentence in sentences])

@@ -8,6 +8,7 @@ from typing import Any
 
 from absl import logging
 
+from t2t_jax import sharding
 from t2t_jax.data.token_store import open_store
 from t2t_jax.decoding.translator import Translator, load
 from t2t_jax.errors import InputError
@@ -30,10 +31,14 @@ def perplexities(translator: Translator, sources: Sequence[str], references: Seq
     Words are what white space separates, before any tokenisation, and the EOS of a sentence is one more. The sum is
     the same, so models with different vocabularies compare per word.
     """
-    scores = translator.score(list(zip(sources, references, strict=True)))
-    nll = -sum(s.log_prob for s in scores)
+
+    def score(pairs):
+        return [(-s.log_prob, s.num_tokens) for s in translator.score(pairs)]
+
+    scores = sharding.share_out(score, list(zip(sources, references, strict=True)))
+    nll = sum(nll for nll, _ in scores)
     return {
-        "perplexity": _exp(nll / sum(s.num_tokens for s in scores)),
+        "perplexity": _exp(nll / sum(num_tokens for _, num_tokens in scores)),
         "perplexity_per_word": _exp(nll / sum(len(reference.split()) + 1 for reference in references)),
     }
 
@@ -53,14 +58,18 @@ def evaluate(
     max_extra_length: int,
     target_language: str | None = None,
 ) -> Evaluation:
-    """Translates every source and scores the result against the references.
+    """Translates every source and scores the result against the references; several processes share the sentences.
 
     The scores of Moses tokens, the paper's BLEU among them, need `target_language`.
     """
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
-    found = translator.translate(sources, beam_size=beam_size, alpha=alpha, max_extra_length=max_extra_length)
-    translations = [hypotheses[0].text for hypotheses in found]
+
+    def translate(sources):
+        found = translator.translate(sources, beam_size=beam_size, alpha=alpha, max_extra_length=max_extra_length)
+        return [hypotheses[0].text for hypotheses in found]
+
+    translations = sharding.share_out(translate, sources)
     scores = {
         **corpus_scores(translations, references, _moses_language(target_language)),
         **perplexities(translator, sources, references),

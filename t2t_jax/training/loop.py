@@ -1,6 +1,5 @@
 """§5.2: the training loop: batch, step, log, evaluate, save."""
 
-import concurrent.futures
 import contextlib
 import datetime
 import functools
@@ -20,30 +19,35 @@ from ml_collections import ConfigDict
 
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints, average
-from t2t_jax.data.batching import Batches, empty_batch
+from t2t_jax.data.batching import Batches, pair_lengths
 from t2t_jax.data.token_store import TokenStore, open_store
 from t2t_jax.decoding.pool import Models
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError, InterruptedRun, choice
 from t2t_jax.evaluation.evaluate import Evaluation, evaluate
-from t2t_jax.files import write_json
+from t2t_jax.files import write_json, write_lines
+from t2t_jax.model.flops import training_flops
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from t2t_jax.run_folder import RunFolder, code_version
+from t2t_jax.training import engine
+from t2t_jax.training.engine import Engine, Machine
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
-from t2t_jax.training.progress import Progress
+from t2t_jax.training.progress import IN_FLIGHT, Progress
 from t2t_jax.training.train_step import TrainState, init_state, train_step
 
-TrainStep = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]
 
+def train(config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | None = None) -> dict[str, Any]:
+    """Trains `config` in `workdir`, from its last checkpoint if it has one; evaluates and returns result.json.
 
-def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
-    """Trains `config` in `workdir`, from its last checkpoint if it has one; evaluates and returns result.json."""
+    `profile_steps` are the first and the last step of a trace in `workdir`/profile.
+    """
     check(config)
-    run = RunFolder.start(workdir, config.to_dict())
-    store = open_store(config.data)
+    mesh = sharding.make_mesh(model_parallel=config.machine.model_parallel)
+    run = RunFolder.start(workdir, config.to_dict(), writes=sharding.is_main())
+    with sharding.main_first("data"):
+        store = open_store(config.data)
     say(store.describe())
 
-    mesh = sharding.make_mesh()
     model = make_model(config, store)
     optimizer = make_optimizer(config)
     batches = Batches(
@@ -56,31 +60,37 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
     )
     checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
     state, saved = restore_or_init(config, run, store, model, optimizer, checkpoints, mesh)
-    run.copy_vocabulary(store.directory / "vocab.model")  # not before it is known to be the checkpoint's
+    if run.writes:
+        run.copy_vocabulary(store.directory / "vocab.model")  # not before it is known to be the checkpoint's
     step, train_steps = int(state.step), config.train.train_steps
     if step > train_steps:
         raise InputError(f"train.train_steps={train_steps}, but {workdir} has been trained for {step}; raise it")
     if step < train_steps:
-        take_step = compile_step(config, model, optimizer, batches, state, mesh)
+        compiled = compile_step(config, model, optimizer, batches, state, mesh)
 
-    progress = Progress(run, step, train_steps, config.train.log_interval, make_schedule(config), saved)
-    save_due = every(config.checkpoint.interval_steps, config.checkpoint.interval_minutes)
-    evaluate_due = every(config.evaluate.interval_steps)
-    with stop_signal() as stopped, contextlib.closing(progress):
-        for batch in batches.iterate(step, train_steps):
-            state, metrics = take_step(state, sharding.put_rows(batch, mesh, config.train.accumulate))
+    peak_flops = config.machine.peak_tflops * 1e12 * mesh.devices.size
+    progress = Progress(run, step, train_steps, config.train.log_interval, make_schedule(config), peak_flops, saved)
+    profiler = Profiler(run, profile_steps)
+    steps_due, evaluate_due = (every(steps=config[of].interval_steps) for of in ("checkpoint", "evaluate"))
+    minutes_due = every(minutes=config.checkpoint.interval_minutes)
+    ballot = sharding.Ballot(mesh, delay=IN_FLIGHT)
+    with stop_signal() as stopped, contextlib.closing(progress), engine.out_of_memory():
+        for batch in progress.waiting_for(batches.iterate(step, train_steps)):
+            profiler.before(step + 1)
+            state, metrics = compiled.take_step(state, batch)
             step += 1
-            progress.add(step, metrics, batch["targets"].size)
+            progress.add(step, metrics, batch, training_flops(model.config, *pair_lengths(batch)))
+            profiler.after(step, progress)
+            # The main process's clock is everyone's; a signal may come to any of them.
+            save_now, stop = ballot.vote(sharding.is_main() and minutes_due(step), stopped())
             if evaluate_due(step):
-                progress.pause()
-                report_dev(config, progress, step, make_translator(config, model, state.params, store, mesh), store)
-                progress.resume()
-            if save_due(step) or step == train_steps or stopped():
-                progress.pause()
-                metadata = lineage(config, store) | {"progress": progress.totals()}
-                checkpoints.save(step, state.params, state.optimizer, metadata)
-                progress.resume()
-            if stopped() and step < train_steps:
+                with progress.phase("evaluation"):
+                    report_dev(config, progress, step, make_translator(config, model, state.params, store, mesh), store)
+            if steps_due(step) or save_now or stop or step == train_steps:
+                with progress.phase("save"):
+                    metadata = lineage(config, store) | {"progress": progress.totals()}
+                    checkpoints.save(step, state.params, state.optimizer, metadata)
+            if stop and step < train_steps:
                 raise InterruptedRun(f"stopped by a signal after step {step}, saved; the same command resumes")
     return finish(config, run, store, model, checkpoints, progress, mesh)
 
@@ -91,12 +101,25 @@ def train(config: ConfigDict, workdir: str) -> dict[str, Any]:
 def check(config: ConfigDict) -> None:
     """Refuses what would only fail later, naming the field. The model's fields check themselves."""
     positive = ("data.tokens_per_batch", "data.num_buckets", "optimizer.warmup_steps", "train.train_steps",
-                "train.accumulate", "train.log_interval", "checkpoint.keep", "checkpoint.average_last")  # fmt: skip
+                "train.log_interval", "checkpoint.keep", "checkpoint.average_last")  # fmt: skip
     for field in positive:
         section, name = field.split(".")
         if config[section][name] < 1:
             raise InputError(f"{field} must be at least 1; got {config[section][name]}")
     choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
+    choice("machine.engine", config.machine.engine, ["jit", "pmap"])
+    if config.train.accumulate < 0:
+        raise InputError(f"train.accumulate must be at least 0 (as memory allows); got {config.train.accumulate}")
+    for field in ("memory_gib", "peak_tflops"):
+        if config.machine[field] < 0:
+            raise InputError(f"machine.{field} must be at least 0; got {config.machine[field]}")
+    parallel, heads = config.machine.model_parallel, config.model.num_heads
+    if parallel > 1 and (heads % parallel or config.machine.engine == "pmap"):
+        raise InputError(
+            f"machine.model_parallel={parallel} must divide model.num_heads={heads}, and needs machine.engine='jit'"
+        )
+    if config.machine.engine == "pmap" and config.machine.shard_state:
+        raise InputError("machine.shard_state=True needs machine.engine='jit'; pmap keeps the state whole everywhere")
     if not 0 <= config.train.label_smoothing < 1:
         raise InputError(f"train.label_smoothing must be at least 0 and below 1; got {config.train.label_smoothing}")
     if config.checkpoint.average_last > config.checkpoint.keep:
@@ -110,7 +133,7 @@ def check(config: ConfigDict) -> None:
 def make_model(config: ConfigDict, store: TokenStore) -> Transformer:
     """The model, computing in `train.dtype`."""
     shape = TransformerConfig(vocab_size=len(store.tokenizer), **config.model)
-    return Transformer(shape, jnp.dtype(config.train.dtype))
+    return Transformer(shape, jnp.dtype(config.train.dtype), config.machine.fused_attention, config.machine.remat)
 
 
 def make_schedule(config: ConfigDict) -> optax.Schedule:
@@ -126,9 +149,9 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def make_translator(config: ConfigDict, model: Transformer, params: Any, store: TokenStore, mesh: Mesh) -> Translator:
-    """A translator with these parameters."""
-    models = Models((model,), (params,))
-    return Translator(models, store.tokenizer, max_length=config.data.max_length, mesh=mesh)
+    """A translator with these parameters, on the devices of this process."""
+    models = Models((model,), (sharding.gather_arrays(params, mesh),))
+    return Translator(models, store.tokenizer, max_length=config.data.max_length, mesh=sharding.local_mesh(mesh))
 
 
 def lineage(config: ConfigDict, store: TokenStore) -> dict[str, Any]:
@@ -148,19 +171,22 @@ def restore_or_init(
     """The state of the last checkpoint, or a new one, on every device; and the progress logged with it."""
     key = jax.random.key(config.train.seed)
     init = functools.partial(init_state, model, optimizer)
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.replicated(mesh)), jax.eval_shape(init, key)
-    )
+    shapes = jax.eval_shape(init, key)
+    layout = sharding.of_state(shapes, mesh, config.machine.shard_state)
+    shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout)
     found = checkpoints.restore_latest(shapes.params, shapes.optimizer)
+    belongs_to = lineage(config, store)
+    if any(other != belongs_to for other in sharding.gather(belongs_to)):
+        raise InputError("data: the processes of this run have prepared different data; give them one data.directory")
     if found is None:
         if Checkpoints(run.averaged).steps():
             raise InputError(f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it")
-        return jax.jit(init, out_shardings=sharding.replicated(mesh))(key), {}
-    for name, value in lineage(config, store).items():
+        return jax.jit(init, out_shardings=layout)(key), {}
+    for name, value in belongs_to.items():
         if found.metadata[name] != value:
             raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")
     say(f"resuming from step {found.step:,}")
-    step = jax.device_put(jnp.asarray(found.step, jnp.int32), sharding.replicated(mesh))
+    step = jax.device_put(jnp.asarray(found.step, jnp.int32), layout.step)
     return TrainState(step, found.params, found.optimizer), found.metadata["progress"]
 
 
@@ -171,30 +197,23 @@ def compile_step(
     batches: Batches,
     state: TrainState,
     mesh: Mesh,
-) -> TrainStep:
-    """`train_step` compiled for every batch shape, the largest first: what does not fit fails before step 1."""
+) -> Engine:
+    """`train_step` compiled for every batch shape."""
     key = jax.random.fold_in(jax.random.key(config.train.seed), 1)  # 0 is the initial weights'
-    pure = functools.partial(train_step, model, optimizer, config.train.label_smoothing, config.train.accumulate, key)
-    jitted = jax.jit(pure, donate_argnums=0, out_shardings=sharding.replicated(mesh))
-    started = time.monotonic()
-    lowered = {}
-    for bucket in sorted(batches.buckets, key=lambda b: -b.rows * (b.source_length + b.target_length)):
-        batch = sharding.put_rows(empty_batch(bucket), mesh, config.train.accumulate)
-        lowered[_shape(batch)] = jitted.lower(state, batch)
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = dict(zip(lowered, pool.map(lambda step: step.compile(), lowered.values()), strict=True))
-    say(f"compiled {len(compiled)} batch shapes in {time.monotonic() - started:.0f} s")
-    return lambda state, batch: compiled[_shape(batch)](state, batch)
 
+    def step(parts, axis, state, batch):
+        return train_step(model, optimizer, config.train.label_smoothing, parts, key, state, batch, axis=axis)
 
-def _shape(batch: dict[str, jax.Array]) -> tuple[tuple[int, ...], ...]:
-    return batch["inputs"].shape, batch["targets"].shape
+    machine = Machine(config.train.accumulate, config.machine.memory_gib, config.machine.engine)
+    compiled = engine.build(step, batches.buckets, state, mesh, machine)
+    say(engine.describe(compiled, len(batches.buckets), state, mesh))
+    return compiled
 
 
 # --- During training ---------------------------------------------------------------------------------------
 
 
-def every(steps: int, minutes: float = 0.0) -> Callable[[int], bool]:
+def every(steps: int = 0, minutes: float = 0.0) -> Callable[[int], bool]:
     """A test of the step that is true each `steps` steps, and each `minutes` on the monotonic clock; 0 is never."""
     last = time.monotonic()
 
@@ -228,6 +247,26 @@ def stop_signal() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
+class Profiler:
+    """A trace of some steps, for TensorBoard or Perfetto, in the run's folder `profile`."""
+
+    def __init__(self, run: RunFolder, steps: tuple[int, int] | None):
+        self._run = run
+        self._first, self._last = steps or (0, 0)
+
+    def before(self, step: int) -> None:
+        """Starts the trace if `step` is its first one."""
+        if step == self._first:
+            jax.profiler.start_trace(str(self._run.path / "profile"))
+
+    def after(self, step: int, progress: Progress) -> None:
+        """Ends the trace if `step` was its last one."""
+        if step == self._last:
+            progress.flush()  # the devices have ended it as well
+            jax.profiler.stop_trace()
+            progress.say(f"steps {self._first} to {self._last} are traced in {self._run.path / 'profile'}")
+
+
 def report_dev(config: ConfigDict, progress: Progress, step: int, translator: Translator, store: TokenStore) -> None:
     """Perplexity and BLEU on the dev set, to the screen and the log."""
     scores = evaluate(translator, *store.held_out("dev"), **config.decode).scores
@@ -238,8 +277,9 @@ def report_dev(config: ConfigDict, progress: Progress, step: int, translator: Tr
 
 
 def say(text: str) -> None:
-    """A line for people, on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for people, on standard error, from one process."""
+    if sharding.is_main():
+        print(text, file=sys.stderr, flush=True)
 
 
 # --- At the end --------------------------------------------------------------------------------------------
@@ -258,23 +298,31 @@ def finish(
     steps = checkpoints.steps()[-config.checkpoint.average_last :]
     averaged = average(checkpoints, steps, Checkpoints(run.averaged, keep=1))
     translator = make_translator(config, model, averaged.params, store, mesh)
-    sources, references = store.held_out("test")
-    found = evaluate(translator, sources, references, target_language=config.data.target_language, **config.decode)
+    language = config.data.target_language
+    found = {
+        split: evaluate(translator, *store.held_out(split), target_language=language, **config.decode)
+        for split in ("dev", "test")
+    }
     result = {
-        "test": found.scores,
+        **{split: evaluation.scores for split, evaluation in found.items()},
         "averaged_steps": steps,
         "steps": averaged.step,
         "parameters": sum(x.size for x in jax.tree.leaves(averaged.params)),
         "seed": config.train.seed,
         "training_seconds": round(progress.seconds, 1),
+        "training_flops": progress.flops,
         "target_tokens_per_second": round(progress.tokens / progress.seconds, 1),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": code_version(),
         "hardware": hardware(mesh),
         "jax": jax.__version__,
     }
-    write_json(run.result, result)
-    print_samples(sources, references, found, config.evaluate.samples)
+    if run.writes:
+        for split, evaluation in found.items():
+            write_lines(run.path / f"{split}.hypotheses.txt", evaluation.translations)
+            write_lines(run.path / f"{split}.reference.txt", store.held_out(split)[1])
+        write_json(run.result, result)
+        print_samples(*store.held_out("test"), found["test"], config.evaluate.samples)
     run.close()
     return result
 

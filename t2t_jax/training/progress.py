@@ -1,12 +1,15 @@
 """§5: what is seen of a run while it trains: the progress bar, metrics.jsonl and TensorBoard."""
 
 import collections
+import contextlib
 import math
 import sys
 import time
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
 import optax
 from tqdm import tqdm
 
@@ -14,13 +17,16 @@ from t2t_jax.errors import DamagedError
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.train_step import Metrics
 
-_IN_FLIGHT = 2  # steps handed to the devices before the oldest one's numbers are waited for
+IN_FLIGHT = 2  # steps handed to the devices before the oldest one's numbers are waited for
+_APART = ("evaluation", "save")  # phases that are not training
+
+Item = TypeVar("Item")
 
 
 class Progress:
-    """Collects each step's numbers and reports their mean over `log_interval` steps.
+    """Collects each step's numbers and reports their mean over `log_interval` steps, and where the time went.
 
-    Stops the run when a loss is not finite.
+    Time that belongs to no phase is that of the steps. Stops the run when a loss is not finite.
     """
 
     def __init__(
@@ -30,30 +36,61 @@ class Progress:
         train_steps: int,
         log_interval: int,
         schedule: optax.Schedule,
+        peak_flops: float,
         saved: dict[str, Any],
     ):
-        """`saved` is what `totals` said at `step`, nothing at step 0."""
-        self._run, self._log_interval, self._schedule = run, log_interval, schedule
+        """`saved` is what `totals` said at `step`, nothing at step 0.
+
+        `peak_flops` is the rate of all devices together, 0 where nobody has said it.
+        """
+        self._run, self._log_interval, self._schedule, self._peak_flops = run, log_interval, schedule, peak_flops
         run.start_metrics(step)
         # A person watches a terminal; a log file gets a line now and then.
         interval = 0.5 if sys.stderr.isatty() else 60
         self._bar = tqdm(
             total=train_steps, initial=step, unit="step", file=sys.stderr, mininterval=interval, maxinterval=interval,
-            dynamic_ncols=True, smoothing=0.05,
+            dynamic_ncols=True, smoothing=0.05, disable=not run.writes,
         )  # fmt: skip
         self._pending = collections.deque()
         self._since_log = collections.Counter(saved.get("since_log"))
-        self.tokens, self.seconds = saved.get("tokens", 0.0), saved.get("seconds", 0.0)
-        self._resumed = time.monotonic()
+        self.tokens, self.seconds, self.flops = (saved.get(name, 0.0) for name in ("tokens", "seconds", "flops"))
+        self._clock = time.monotonic()
 
     def totals(self) -> dict[str, Any]:
         """What a resumed run needs to log what an unbroken one would have logged."""
-        return {"since_log": dict(self._since_log), "tokens": self.tokens, "seconds": self.seconds}
+        totals = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
+        return totals | {"since_log": dict(self._since_log)}
 
-    def add(self, step: int, metrics: Metrics, positions: int) -> None:
-        """One more step; `positions` is the number of target positions of its batch, padding included."""
-        self._pending.append((step, metrics, positions))
-        while len(self._pending) > _IN_FLIGHT:
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What happens inside is counted as the time of this phase."""
+        if name in _APART:
+            self.flush()  # the steps before it end before it begins
+        self._count_time("step")
+        yield
+        self._count_time(name)
+
+    def waiting_for(self, items: Iterable[Item]) -> Iterator[Item]:
+        """The items, the time that each of them takes to come being that of the phase 'input'."""
+        items, none = iter(items), object()
+        while True:
+            with self.phase("input"):
+                item = next(items, none)
+            if item is none:
+                return
+            yield item
+
+    def _count_time(self, name: str) -> None:
+        now = time.monotonic()
+        self._since_log[f"{name}_seconds"] += now - self._clock
+        if name not in _APART:
+            self.seconds += now - self._clock
+        self._clock = now
+
+    def add(self, step: int, metrics: Metrics, batch: dict[str, np.ndarray], flops: float) -> None:
+        """One more step, its batch as it was on the host, and the operations that its tokens need."""
+        self._pending.append((step, metrics, batch["targets"].size, flops))
+        while len(self._pending) > IN_FLIGHT:
             self._take()
         if step % self._log_interval == 0:
             self.flush()
@@ -66,7 +103,7 @@ class Progress:
             self._take()
 
     def _take(self) -> None:
-        step, metrics, positions = self._pending.popleft()
+        step, metrics, positions, flops = self._pending.popleft()
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         if not (math.isfinite(values["loss"]) and math.isfinite(values["gradient_norm"])):
             raise DamagedError(
@@ -75,36 +112,34 @@ class Progress:
             )
         tokens = values.pop("target_tokens")
         self.tokens += tokens
-        self._since_log.update(steps=1, tokens=tokens, positions=positions, gradient_norm=values["gradient_norm"])
+        self.flops += flops
+        self._since_log.update(
+            steps=1, tokens=tokens, positions=positions, flops=flops, gradient_norm=values["gradient_norm"]
+        )
         self._since_log.update({name: values[name] * tokens for name in ("loss", "nll")})
 
-    def pause(self) -> None:
-        """Stops the clock: what follows is not training."""
-        self.flush()
-        self.seconds += time.monotonic() - self._resumed
-
-    def resume(self) -> None:
-        """Starts the clock again."""
-        self._resumed = time.monotonic()
-
     def _log(self, step: int) -> None:
-        self.pause()
-        self.resume()
-        sums, seconds = self._since_log, self.seconds - self._since_log["seconds_before"]
+        self._count_time("step")
+        sums = self._since_log
+        seconds = {f"{name}_seconds": sums[f"{name}_seconds"] for name in ("input", "step", *_APART)}
+        training = seconds["input_seconds"] + seconds["step_seconds"]
         record = {
             "loss": sums["loss"] / sums["tokens"],
             "nll": sums["nll"] / sums["tokens"],
             "gradient_norm": sums["gradient_norm"] / sums["steps"],
             "learning_rate": float(self._schedule(step - 1)),
-            "target_tokens_per_second": sums["tokens"] / seconds,
+            "target_tokens_per_second": sums["tokens"] / training,
             "padding": 1 - sums["tokens"] / sums["positions"],
+            **seconds,
         }
+        if self._peak_flops:
+            record["flops_utilisation"] = sums["flops"] / training / self._peak_flops
         self._run.log(step, **record)
         self._bar.set_postfix_str(
             f"loss {record['loss']:.3f}, {record['target_tokens_per_second']:,.0f} target tokens/s, "
             f"padding {record['padding']:.1%}"
         )
-        self._since_log = collections.Counter(seconds_before=self.seconds)
+        self._since_log = collections.Counter()
 
     def report(self, step: int, text: str, metrics: dict[str, Any]) -> None:
         """Logs an evaluation and prints it above the bar."""
@@ -113,7 +148,8 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
-        self._bar.write(text, file=sys.stderr)
+        if self._run.writes:
+            self._bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
         """Ends the bar, leaving its last state on the screen."""

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.data import batching
-from t2t_jax.data.batching import Batches, Bucket, Rectangle, pack, split_lengths
+from t2t_jax.data.batching import Batches, Bucket, Rectangle, pack, pair_lengths, split_lengths
 from t2t_jax.data.token_store import Sentences
 from t2t_jax.errors import InputError
 
@@ -21,7 +21,7 @@ lengths = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1
 
 
 @given(lengths, st.integers(12, 200), st.integers(1, 8), st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_pair_is_in_exactly_one_batch_of_an_epoch_within_its_budget(lengths, budget, buckets, seed):
     batches = batches_of(lengths, budget, buckets, seed)
     assert 1 <= len(batches.buckets) <= buckets
@@ -56,7 +56,7 @@ def pairs_of_row(batch, row):
 
 
 @given(lengths, st.integers(12, 200), st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_pair_is_packed_once_an_epoch_and_whole(lengths, budget, seed):
     batches = batches_of(lengths, budget, 1, seed, packing=True)
     (bucket,) = batches.buckets
@@ -74,6 +74,14 @@ def test_every_pair_is_packed_once_an_epoch_and_whole(lengths, budget, seed):
                 assert (len(source), len(target)) == lengths[source[0] - 2]
                 seen.append(source[0] - 2)
         assert sorted(seen) == list(range(len(lengths)))
+
+
+@both_layouts
+def test_pair_lengths_are_those_of_the_pairs_of_a_batch(packing):
+    lengths = [(3, 2), (5, 7), (1, 1), (2, 9), (4, 4), (6, 3)]
+    batches = batches_of(lengths, 40, 2, 0, packing)
+    found = [pair for step in range(batches.per_epoch) for pair in zip(*pair_lengths(batches[step]), strict=True)]
+    assert sorted(pair for pair in found if any(pair)) == sorted(lengths)
 
 
 def test_a_packed_row_by_hand():
@@ -178,7 +186,7 @@ def padded_after(pairs, axis, at):
 
 
 @given(lengths)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_first_cut_is_the_best_of_all(lengths):
     counts = np.zeros((13, 13), np.int64)
     np.add.at(counts, tuple(np.array(lengths).T), 1)
@@ -189,7 +197,7 @@ def test_the_first_cut_is_the_best_of_all(lengths):
 
 
 @given(lengths)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_more_buckets_never_pad_more(lengths):
     counts = np.zeros((13, 13), np.int64)
     np.add.at(counts, tuple(np.array(lengths).T), 1)

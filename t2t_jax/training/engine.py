@@ -1,0 +1,155 @@
+"""§5.2: the training step compiled for the devices at hand: every batch shape before step 1, in the memory there is."""
+
+import concurrent.futures
+import contextlib
+import functools
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from t2t_jax import sharding
+from t2t_jax.data.batching import Bucket, empty_batch
+from t2t_jax.errors import InputError
+from t2t_jax.training.train_step import Batch, Metrics, TrainState
+
+# (state, a batch on the host) → (state, metrics)
+TakeStep = Callable[[TrainState, dict[str, np.ndarray]], tuple[TrainState, Metrics]]
+_GIB = 2**30
+
+
+class Machine(NamedTuple):
+    """How the devices are used. None of it changes the experiment.
+
+    A batch is taken in `parts`, as few as the memory allows where that is 0. `memory_gib` is a device's, 0 for what it
+    says it has. `engine` is 'jit' or 'pmap'.
+    """
+
+    parts: int
+    memory_gib: float
+    engine: str
+
+
+class Engine(NamedTuple):
+    """A compiled training step, how many parts it takes a batch in, and the memory it needs, on each device."""
+
+    take_step: TakeStep
+    parts: int
+    bytes: int
+    seconds: float  # of compiling
+
+
+def build(
+    step: Callable[..., tuple[TrainState, Metrics]],
+    shapes: Sequence[Bucket],
+    state: TrainState,
+    mesh: Mesh,
+    machine: Machine,
+) -> Engine:
+    """The pure `step(parts, axis, state, batch)` compiled for batches of these shapes and a state laid out as `state`.
+
+    The largest shape comes first: with it, batches are taken in two, four, … parts until they fit.
+    """
+    started = time.monotonic()
+    if machine.engine == "pmap":
+        return Engine(_pmap(step, mesh, machine.parts or 1), machine.parts or 1, 0, 0.0)
+    positions = lambda bucket: bucket.rows * (bucket.source_length + bucket.target_length)
+    empty = [empty_batch(bucket) for bucket in sorted(shapes, key=positions, reverse=True)]
+    parts, largest = _fit(functools.partial(_lower, step, state, mesh), empty[0], mesh, machine)
+    lowered = {_shape(batch): _lower(step, state, mesh, batch, parts) for batch in empty[1:]}
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        compiled = dict(zip(lowered, pool.map(lambda step: step.compile(), lowered.values()), strict=True))
+    compiled[_shape(empty[0])] = largest
+
+    def take_step(state, batch):
+        return compiled[_shape(batch)](state, sharding.put_rows(batch, mesh, parts))
+
+    return Engine(take_step, parts, bytes_of(largest), time.monotonic() - started)
+
+
+def _lower(step, state, mesh, batch, parts):
+    layout = jax.tree.map(lambda x: x.sharding, state), sharding.replicated(mesh)
+    jitted = jax.jit(functools.partial(step, parts, None), donate_argnums=0, out_shardings=layout)
+    return jitted.lower(state, sharding.put_rows(batch, mesh, parts))
+
+
+def _fit(lower: Callable, batch: Batch, mesh: Mesh, machine: Machine) -> tuple[int, Any]:
+    """The number of parts that the batch fits the memory in, and the step compiled for it."""
+    limit = machine.memory_gib * _GIB or _memory_of(mesh)
+    rows = -(-len(batch["inputs"]) // mesh.shape[sharding.DATA])
+    choices = [machine.parts] if machine.parts else [2**n for n in range(rows.bit_length())]
+    for parts in choices:
+        compiled = lower(batch, parts).compile()
+        if bytes_of(compiled) <= limit:
+            return parts, compiled
+    raise InputError(
+        f"data.tokens_per_batch: in {parts} parts, a step needs {bytes_of(compiled) / _GIB:.2f} GiB of the "
+        f"{limit / _GIB:.2f} GiB of a device; {_REMEDIES}"
+    )
+
+
+_REMEDIES = (
+    "lower data.tokens_per_batch, leave train.accumulate at 0, or set machine.remat or machine.shard_state to True"
+)
+
+
+def _memory_of(mesh: Mesh) -> float:
+    """Bytes a device may use; those of a CPU are not known to JAX."""
+    statistics = mesh.local_devices[0].memory_stats() or {}
+    return statistics.get("bytes_limit", math.inf)
+
+
+def bytes_of(compiled: Any) -> int:
+    """What a compiled program needs on each device: arguments, results and what lives in between."""
+    sizes = compiled.memory_analysis()
+    results = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    return sizes.argument_size_in_bytes + results + sizes.temp_size_in_bytes
+
+
+@contextlib.contextmanager
+def out_of_memory() -> Iterator[None]:
+    """Says what to lower where a device has no memory left."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        reason = str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED:")[2].strip()
+        raise InputError(f"data.tokens_per_batch: out of memory ({reason}); {_REMEDIES}") from None
+
+
+def _shape(batch: Batch) -> tuple[tuple[int, ...], ...]:
+    return batch["inputs"].shape, batch["targets"].shape
+
+
+def _pmap(step: Callable, mesh: Mesh, parts: int) -> TakeStep:
+    """The same step by `jax.pmap`: each device takes its rows, and what they give is added up among them."""
+    devices = mesh.shape[sharding.DATA]
+    mapped = jax.pmap(
+        functools.partial(step, parts, sharding.DATA), axis_name=sharding.DATA, in_axes=(None, 0), out_axes=None,
+        devices=list(mesh.devices.ravel()),
+    )  # fmt: skip
+
+    def take_step(state, batch):
+        rows = sharding.put_rows(batch, mesh, parts)
+        return mapped(state, jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), rows))
+
+    return take_step
+
+
+def describe(engine: Engine, shapes: int, state: TrainState, mesh: Mesh) -> str:
+    """What was compiled and what it needs, in a line."""
+    if engine.bytes == 0:
+        return "pmap: each batch shape is compiled when it first comes"
+    devices = f"{mesh.devices.size} device{'s' * (mesh.devices.size > 1)}"
+    held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state))
+    in_parts = f", each in {engine.parts} parts" if engine.parts > 1 else ""
+    return (
+        f"{devices}, {engine.bytes / _GIB:.2f} GiB each ({held / _GIB:.2f} parameters and optimiser); compiled "
+        f"{shapes} batch shapes{in_parts} in {engine.seconds:.0f} s"
+    )

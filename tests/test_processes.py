@@ -1,0 +1,99 @@
+"""Two real processes of four devices each, on loopback: the experiment of one device; they save, stop and resume."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from t2t_jax import sharding
+from t2t_jax.data.token_store import open_store
+from tests.runs import tiny_config
+from tests.test_devices import assert_same, train
+from tests.test_resume import assert_same_run, losses, wait_for_checkpoint
+
+ROOT = Path(__file__).parents[1]
+CONFIG = """
+from pathlib import Path
+from tests.runs import tiny_config
+
+def get_config():
+    return tiny_config(Path({directory!r}), train__train_steps=24, train__log_interval=2, data__num_buckets=1,
+                       checkpoint__interval_steps=6)
+"""
+
+
+def start_two(*command):
+    """The command in two processes that find each other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+    join = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
+    return [
+        subprocess.Popen([sys.executable, *command, *join, f"--process_id={index}"], cwd=ROOT, env=environment,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for index in range(2)
+    ]  # fmt: skip
+
+
+def ended(processes, code):
+    """Standard output and standard error of each, both having exited with `code`."""
+    outputs = [process.communicate(timeout=300) for process in processes]
+    assert [process.returncode for process in processes] == [code, code], outputs
+    return outputs
+
+
+def test_two_processes_equal_one_device(tmp_path):
+    config = tiny_config(tmp_path, model__dropout=0.0)
+    expected = train(config, open_store(config.data), 1)
+    ended(start_two("-m", "tests.test_processes", str(tmp_path)), 0)
+    found = np.load(tmp_path / "found.npz")
+    leaves, tree = jax.tree.flatten(expected[1])
+    state = jax.tree.unflatten(tree, [found[str(index)] for index in range(len(leaves))])
+    assert_same((found["losses"], state), expected)
+
+
+def take_part(directory, *join):
+    """What each of the two processes does in the test above."""
+    coordinator, num_processes, process_id = (flag.partition("=")[2] for flag in join)
+    sharding.join_processes(coordinator, int(num_processes), int(process_id))
+    assert len(jax.devices()) == 8 and len(jax.local_devices()) == 4
+    own = Path(directory) / process_id
+    own.mkdir()
+    config = tiny_config(own, model__dropout=0.0)
+    losses, state = train(config, open_store(config.data), 8)
+    state = sharding.gather_arrays(state, sharding.make_mesh())
+    if sharding.is_main():
+        leaves = {str(index): np.asarray(x) for index, x in enumerate(jax.tree.leaves(state))}
+        np.savez(Path(directory) / "found.npz", losses=losses, **leaves)
+
+
+def test_they_save_stop_together_and_resume(tmp_path):
+    (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
+    command = lambda run: ("main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/{run}")
+    outputs = ended(start_two(*command("whole")), 0)
+    assert "test: BLEU" in outputs[0][0] and "8 devices" in outputs[0][1]
+    assert not outputs[1][0], "one process speaks for both"
+
+    processes = start_two(*command("run"))
+    wait_for_checkpoint(processes[0], tmp_path / "run")
+    processes[1].send_signal(signal.SIGTERM)  # to the one that does not write
+    outputs = ended(processes, 3)
+    assert all("saved; the same command resumes" in errors for _, errors in outputs)
+    assert 6 <= losses(tmp_path / "run")[-1][0] < 24
+
+    ended(start_two(*command("run")), 0)
+    assert_same_run(tmp_path / "whole", tmp_path / "run", 24)
+    results = [json.loads((tmp_path / run / "result.json").read_text()) for run in ("whole", "run")]
+    assert results[0]["test"] == results[1]["test"]
+
+
+if __name__ == "__main__":
+    take_part(*sys.argv[1:])
