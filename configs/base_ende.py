@@ -1,4 +1,4 @@
-"""The base model on WMT14 English–German: Table 2 and the first row of Table 3.
+"""The base model on WMT14 English–German: Table 2; for Table 3 see `configs/table3/base.py`.
 
 The paper: 100,000 steps, 12 hours on eight P100; newstest2013 perplexity 4.92 and BLEU 25.8 (one checkpoint),
 newstest2014 BLEU 27.3 (average of five); 65 million parameters.

@@ -1,4 +1,4 @@
-"""The big model on WMT14 English–German: Table 2 and the last row of Table 3.
+"""The big model on WMT14 English–German: Table 2; for Table 3 see `configs/table3/big.py`.
 
 The paper: 300,000 steps, 3.5 days on eight P100; newstest2013 perplexity 4.33 and BLEU 26.4 (one checkpoint),
 newstest2014 BLEU 28.4 (average of twenty); 213 million parameters.

@@ -5,11 +5,14 @@ are the operations on padding: the lengths are those of the sentences. A length 
 the mask of §3.2.3 saves nothing, as its products are computed before they are masked.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from t2t_jax.model.transformer import TransformerConfig
+
+Lengths = Sequence[int] | np.ndarray
 
 
 class Flops(NamedTuple):
@@ -21,7 +24,7 @@ class Flops(NamedTuple):
     softmax: int  # logits (§3.4)
 
 
-def forward_flops(config: TransformerConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> Flops:
+def forward_flops(config: TransformerConfig, source_lengths: Lengths, target_lengths: Lengths) -> Flops:
     """The logits of pairs of sentences of these lengths, one pair after the other."""
     source, target = np.asarray(source_lengths, np.int64), np.asarray(target_lengths, np.int64)
     source_tokens, target_tokens = int(source.sum()), int(target.sum())
@@ -38,6 +41,6 @@ def forward_flops(config: TransformerConfig, source_lengths: np.ndarray, target_
     )
 
 
-def training_flops(config: TransformerConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> int:
+def training_flops(config: TransformerConfig, source_lengths: Lengths, target_lengths: Lengths) -> int:
     """Forward and backward: for each product of the one, two of the other (to its input and to its kernel)."""
     return 3 * sum(forward_flops(config, source_lengths, target_lengths))

@@ -1,0 +1,15 @@
+"""Table 3, row (B): queries and keys half as wide; the values stay.
+
+The paper: 100,000 steps, for the base model 12 hours on eight P100; newstest2013 perplexity 5.01 and BLEU 25.4;
+60 million parameters.
+
+    python main.py --config=configs/table3/b_dk32.py --workdir=runs/table3/b_dk32
+"""
+
+from configs.table3 import base
+
+
+def get_config():
+    config = base.get_config()
+    config.model.d_k = 32
+    return config

@@ -1,0 +1,44 @@
+"""Tables of text as Markdown, LaTeX or CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+
+FORMATS = ("markdown", "latex", "csv")
+
+_LATEX = {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "×": r"$\times$", "±": r"$\pm$", "→": r"$\to$",
+          "−": "$-$", "ε": r"$\varepsilon$", "≤": r"$\leq$", "³": "$^3$", "⁶": "$^6$"}  # fmt: skip
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+_POWER = re.compile(f"·10([{_RAISED}]+)")
+
+
+def render(header: Sequence[str], rows: Sequence[Sequence[str]], format: str) -> str:
+    """The table; all columns but the first are numbers."""
+    if format == "csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        return text.getvalue().rstrip("\n")
+    if format == "latex":
+        lines = [" & ".join(in_latex(cell) for cell in row) + r" \\" for row in (header, *rows)]
+        columns = "l" + "r" * (len(header) - 1)
+        head = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", lines[0], r"\hline"]
+        return "\n".join([*head, *lines[1:], r"\hline", r"\end{tabular}"])
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
+
+
+def power_of_ten(value: float | None, format: str) -> str:
+    """3.3·10¹⁸, or 3.3e18 for programs; nothing for None."""
+    if value is None:
+        return ""
+    mantissa, exponent = f"{value:.1e}".split("e+")
+    return (
+        f"{mantissa}e{exponent}" if format == "csv" else f"{mantissa}·10" + "".join(_RAISED[int(d)] for d in exponent)
+    )
+
+
+def in_latex(text: str) -> str:
+    """Text with its special characters as LaTeX writes them."""
+    raised = lambda power: rf"$\cdot 10^{{{''.join(str(_RAISED.index(digit)) for digit in power[1])}}}$"
+    return "".join(_LATEX.get(character, character) for character in _POWER.sub(raised, text))

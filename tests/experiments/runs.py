@@ -1,0 +1,48 @@
+"""Run folders and records made by hand: what a finished run leaves, without the run."""
+
+import copy
+from pathlib import Path
+
+from configs import base_ende
+from experiments.records import fields_of
+from t2t_jax.files import write_json
+
+RESULT = {
+    "dev": {"sacrebleu": 21.5, "signature": "nrefs:1|tok:13a", "perplexity": 6.25, "sentences": 3},
+    "test": {"paper_bleu": 22.75, "paper_signature": "tok:moses-de", "sacrebleu": 22.0, "sentences": 3003},
+    "averaged_steps": [100_000],
+    "steps": 100_000,
+    "parameters": 63_045_632,
+    "seed": 0,
+    "training_seconds": 43_200.0,
+    "target_tokens_per_second": 50_000.0,
+    "hardware": "8 × NVIDIA H100 80GB HBM3, Python 3.11.4",
+    "commit": "0123456789abcdef0123456789abcdef01234567",
+    "date": "2026-11-21 12:00 UTC",
+    "jax": "0.10.2",
+}
+
+
+def result(**changes):
+    """result.json; DEV__FIELD or TEST__FIELD change the scores."""
+    made = copy.deepcopy(RESULT)
+    for name, value in changes.items():
+        section, _, field = name.partition("__")
+        made.update({name: value}) if not field else made[section].update({field: value})
+    return made
+
+
+def run_folder(path: Path, config=None, hypotheses=(), references=(), **changes) -> Path:
+    """A finished run in `path`, of the base model unless another config is given."""
+    path.mkdir(parents=True)
+    write_json(path / "config.json", (config or base_ende.get_config()).to_dict())
+    write_json(path / "result.json", result(**changes))
+    for side, lines in (("hypotheses", hypotheses), ("reference", references)):
+        (path / f"dev.{side}.txt").write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def record(row, config=None, **changes):
+    """A record of a row, of the base model unless another config is given."""
+    fields = fields_of((config or base_ende.get_config()).to_dict())
+    return {"row": row, "config": fields, "train_steps_of_config": 100_000} | result(**changes)

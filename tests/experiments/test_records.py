@@ -1,0 +1,107 @@
+import pytest
+
+from configs import base_ende
+from configs.table3 import a_h4
+from experiments.records import main, read_records, record_of, significance_against, sweep_records, write_records
+from t2t_jax.errors import InputError
+from t2t_jax.evaluation.significance import paired_bootstrap
+from tests.experiments.runs import record, run_folder
+
+REFERENCES = ["the house stands by the river", "nobody knows who built it", "it has been there for a long time"] * 5
+WORSE = ["the house is by the river", "nobody knows who has it", "it was there for a long time"] * 5
+
+
+def compared(hypotheses, baseline):
+    found = paired_bootstrap(hypotheses, baseline, REFERENCES)
+    return found._asdict() | {"interval": list(found.interval)}
+
+
+def test_a_record_has_the_numbers_and_their_conditions(tmp_path):
+    run = run_folder(tmp_path / "a_h4/seed_7", a_h4.get_config(), seed=7, steps=3000, training_flops=10**18)
+    found = record_of(run)
+    assert (found["row"], found["seed"], found["steps"], found["train_steps_of_config"]) == ("a_h4", 7, 3000, 100_000)
+    assert (found["config"]["model.num_heads"], found["config"]["model.d_k"]) == (4, 128)
+    assert found["config"]["data.corpus"] == "wmt14_ende" and found["config"]["train.label_smoothing"] == 0.1
+    assert found["dev"]["perplexity"] == 6.25 and found["test"]["paper_bleu"] == 22.75
+    assert found["training_flops"] == 10**18
+    assert "training_flops" not in record_of(run_folder(tmp_path / "other"))
+
+
+def test_a_run_outside_a_sweep_is_named_by_its_folder_and_whole_by_its_own_config(tmp_path):
+    config = base_ende.get_config()
+    config.train.train_steps = 500
+    found = record_of(run_folder(tmp_path / "mine", config))
+    assert (found["row"], found["train_steps_of_config"]) == ("mine", 500)
+    assert record_of(run_folder(tmp_path / "big/seed_0"))["train_steps_of_config"] == 300_000
+
+
+def test_records_are_read_as_they_were_written(tmp_path):
+    records = [record("base"), record("base", seed=1), record("a_h1", steps=5)]
+    paths = write_records(tmp_path / "records", records)
+    assert [path.name for path in paths] == ["base_seed_0.json", "base_seed_1.json", "a_h1_seed_0.json"]
+    assert read_records(tmp_path / "records") == [records[2], records[0], records[1]]
+    write_records(tmp_path / "records", [record("base", steps=6)])
+    assert [r["steps"] for r in read_records(tmp_path / "records")] == [5, 6, 100_000]
+
+
+def test_significance_is_the_paired_bootstrap_of_the_two_runs(tmp_path):
+    base = run_folder(tmp_path / "base/seed_0", None, WORSE, REFERENCES)
+    row = run_folder(tmp_path / "a_h1/seed_0", None, REFERENCES, REFERENCES)
+    found = significance_against(base, row)
+    assert found == compared(REFERENCES, WORSE)
+    assert found["difference"] > 0 and found["score"] == pytest.approx(100)
+    assert significance_against(row, base)["difference"] == -found["difference"]
+
+
+def test_a_sweep_compares_each_trial_with_the_base_of_its_seed_and_leaves_out_the_unfinished(tmp_path):
+    half = REFERENCES[:8] + WORSE[8:]
+    run_folder(tmp_path / "base/seed_0", None, WORSE, REFERENCES)
+    run_folder(tmp_path / "base/seed_1", None, half, REFERENCES, seed=1)
+    run_folder(tmp_path / "a_h1/seed_0", None, REFERENCES, REFERENCES)
+    run_folder(tmp_path / "a_h1/seed_1", None, REFERENCES, REFERENCES, seed=1)
+    run_folder(tmp_path / "a_h1/seed_2", None, REFERENCES, REFERENCES, seed=2)
+    (run_folder(tmp_path / "a_h4/seed_0") / "result.json").unlink()
+    found = {(r["row"], r["seed"]): r for r in sweep_records(tmp_path)}
+    assert list(found) == [("a_h1", 0), ("a_h1", 1), ("a_h1", 2), ("base", 0), ("base", 1)]
+    assert [key for key, r in found.items() if "against_base" in r] == [("a_h1", 0), ("a_h1", 1)]
+    assert found["a_h1", 0]["against_base"] == compared(REFERENCES, WORSE)
+    assert found["a_h1", 1]["against_base"] == compared(REFERENCES, half)
+    assert found["a_h1", 0]["against_base"]["p_value"] < 0.05
+
+
+def test_the_command_writes_the_records_of_a_sweep(tmp_path, capsys):
+    run_folder(tmp_path / "sweep/base/seed_0", None, WORSE, REFERENCES)
+    run_folder(tmp_path / "sweep/c_n2/seed_0", None, REFERENCES, REFERENCES)
+    assert main([str(tmp_path / "sweep"), str(tmp_path / "records")]) == 0
+    names = [line.rpartition("/")[2] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["base_seed_0.json", "c_n2_seed_0.json"]
+    assert read_records(tmp_path / "records") == sweep_records(tmp_path / "sweep")
+    assert main([str(tmp_path / "absent"), str(tmp_path / "records")]) == 2
+    assert capsys.readouterr().err == f"error: workdir: no folder {tmp_path}/absent\n"
+
+
+def test_what_cannot_be_a_record_is_refused_by_name(tmp_path):
+    with pytest.raises(InputError, match="not a run folder"):
+        record_of(tmp_path)
+    unfinished = run_folder(tmp_path / "unfinished")
+    (unfinished / "result.json").write_text("{}")
+    with pytest.raises(InputError, match=r"run: no seed in .*unfinished/result\.json; train it to its end"):
+        record_of(unfinished)
+    with pytest.raises(InputError, match="records: no folder"):
+        read_records(tmp_path / "absent")
+    incomplete = record("base")
+    del incomplete["dev"]
+    write_records(tmp_path / "records", [incomplete])
+    with pytest.raises(InputError, match=r"record: no dev in .*base_seed_0\.json"):
+        read_records(tmp_path / "records")
+    (tmp_path / "records/base_seed_0.json").write_text("{")
+    with pytest.raises(InputError, match="no JSON file that can be read"):
+        read_records(tmp_path / "records")
+
+
+def test_runs_on_other_sentences_are_not_compared(tmp_path):
+    one = run_folder(tmp_path / "one", None, WORSE, REFERENCES)
+    with pytest.raises(InputError, match=r"dev sets of .*one and .*two differ"):
+        significance_against(one, run_folder(tmp_path / "two", None, WORSE, WORSE))
+    with pytest.raises(InputError, match=r"three: 2 translations but 15 references"):
+        significance_against(one, run_folder(tmp_path / "three", None, WORSE[:2], REFERENCES))

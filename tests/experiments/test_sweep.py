@@ -1,0 +1,184 @@
+"""Sweeps with real processes, really killed: what one trial does never stops another, and nothing is done twice."""
+
+import os
+import pty
+import signal
+import time
+
+import pytest
+
+from configs.presets import miniature
+from experiments import sweep
+from experiments.launchers import local_slots
+from experiments.trials import FAILED, FINISHED, RUNNING, Board
+from tests.experiments.sweeps import ROOT, Sweep
+from tests.test_configs import flat
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def dry_run(capsys, *arguments):
+    """Exit code, the lines on standard output, and standard error."""
+    code = sweep.main([*arguments, "--dry_run"])
+    output, errors = capsys.readouterr()
+    return code, output.splitlines(), errors
+
+
+# --- What is planned ---------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_what_a_person_could_type_and_does_nothing(capsys, tmp_path):
+    arguments = (f"--workdir={tmp_path}/sweep", "--rows=base,a_h1", "--seeds=2", "--set", "train.train_steps=7")
+    code, lines, errors = dry_run(capsys, "table3", *arguments)
+    assert code == 0 and errors == "" and not list(tmp_path.iterdir())
+    trials = [("base", 0), ("a_h1", 0), ("base", 1), ("a_h1", 1)]
+    assert [line.split(" ", 1)[1] for line in lines] == [
+        f"main.py --config=configs/table3/{row}.py --workdir={tmp_path}/sweep/{row}/seed_{seed} "
+        f"--config.train.train_steps=7 --config.train.seed={seed}"
+        for row, seed in trials
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["table3", "--set", "model.d_modle=3"], "model.d_modle: no such field; did you mean --config.model.d_model?"),
+        (["table3", "--set", "train.train_steps=many"], "train.train_steps=many"),
+        (["table3", "--set", "train.train_steps"], "must be SECTION.FIELD=VALUE"),
+        (["table3", "--set", "train.seed=3"], "--seeds=N"),
+        (["table3", "--set", "@minature"], "unknown value 'minature'; did you mean 'miniature'?"),
+        (["table3", "--rows=base,a_h2"], "--rows: unknown value 'a_h2'"),
+        (["table3", "--seeds=0"], "--seeds=0: must be at least 1"),
+        (["table3", "--jobs=1000"], "--jobs=1000: must be from 1 to"),
+        (["table3", "--timeout_minutes=0"], "--timeout_minutes=0.0: must be above 0"),
+        (["table3", "--slurm=time=5"], "needs --launcher=slurm"),
+        (["table3", "--launcher=slurm", "--jobs=2"], "Slurm decides"),
+        (["table3", "--launcher=slurm", "--slurm=time"], "must be NAME=VALUE"),
+        (["tabel3"], "tabel3: not a folder of configs"),
+    ],
+)
+def test_every_mistake_is_one_line_before_anything_starts(capsys, tmp_path, arguments, said):
+    code = sweep.main([*arguments, f"--workdir={tmp_path}/sweep"])
+    output, errors = capsys.readouterr()
+    assert code == 2 and output == "" and not list(tmp_path.iterdir())
+    assert len(errors.splitlines()) == 1 and errors.startswith("error: ") and said in errors
+
+
+def test_the_miniature_keeps_every_row_and_its_ratio_to_base():
+    small, whole = {}, {}
+    for name, path in sweep.row_files("table3", None).items():
+        config = sweep.parse(path, {})
+        whole[name] = flat(config)
+        miniature.apply(config)
+        small[name] = flat(config)
+    assert len({str(settings) for settings in small.values()}) == len(whole) == 20
+    scaled = [f"model.{size}" for size in ("num_layers", "d_model", "d_ff", "d_k", "d_v", "num_heads")]
+    for name in whole:
+        for field in (*scaled, "train.train_steps"):
+            ratio = whole[name][field] / whole["base"][field]
+            assert small[name][field] / small["base"][field] == pytest.approx(ratio), (name, field)
+        changed = [{field for field in of[name] if of[name][field] != of["base"][field]} for of in (small, whole)]
+        assert changed[0] - {"evaluate.interval_steps"} == changed[1], name  # which follows the steps
+
+
+def test_one_trial_on_each_gpu_and_cores_shared_without_any(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in local_slots(None)] == ["2", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    cores = os.sched_getaffinity(0)
+    slots = local_slots(None)
+    assert sorted(core for slot in slots for core in slot.cores) == sorted(cores)
+    assert all("CUDA_VISIBLE_DEVICES" not in slot.environment for slot in slots)
+    assert local_slots(1)[0].cores == cores
+
+
+# --- What runs ---------------------------------------------------------------------------------------------
+
+
+def test_a_crash_and_a_hang_stop_nothing_else_and_only_what_is_missing_is_trained_again(tmp_path):
+    tiny = Sweep(tmp_path, crashes={"model__d_model": 17}, fine={}, hangs={"model__d_ff": 32})
+    launcher = tiny.start("--jobs=2", "--timeout_minutes=0.75")
+    hanging = tiny.wait(lambda: tiny.process("hangs"))
+    fine = tiny.process("fine")
+    if fine and len(os.sched_getaffinity(0)) > 1:
+        assert not os.sched_getaffinity(fine) & os.sched_getaffinity(hanging)
+    os.kill(hanging, signal.SIGSTOP)
+    assert launcher.wait(240) == 4
+    said = tiny.errors()
+    assert "crashes/seed_0: failed, exit code 2: error: model.d_model must be even" in said
+    assert "hangs/seed_0: failed, hung" in said and "fine/seed_0: finished, " in said
+    assert said.splitlines()[-2] == "1 finished, 2 failed"
+    assert tiny.process("hangs") is None
+
+    first = tiny.finished_at("fine")
+    assert tiny.run("--rows=fine,hangs") == 0, tiny.errors()
+    assert tiny.finished_at("fine") == first and tiny.finished_at("hangs") > first
+    assert tiny.log("fine").count("main.py") == 1 and tiny.log("hangs").count("main.py") == 2
+
+    assert tiny.run("--rows=fine", "--set", "model.d_ff=40") == 4
+    assert "fine/seed_0: failed, model.d_ff is 40, but" in tiny.errors() and "finished with 24" in tiny.errors()
+    assert tiny.run("--rows=fine", "--set", "train.train_steps=8") == 0, "more steps are missing steps"
+    assert "resuming from step 6" in tiny.log("fine")
+
+
+def test_whatever_is_killed_the_same_command_goes_on(tmp_path):
+    tiny = Sweep(tmp_path, long={"train__train_steps": 600, "checkpoint__interval_steps": 20}, short={})
+    launcher = tiny.start("--jobs=2")
+    tiny.wait(lambda: tiny.saved("long") > 0)
+    os.kill(tiny.process("long"), signal.SIGKILL)
+    assert launcher.wait(240) == 4
+    assert "long/seed_0: failed, killed by signal 9" in tiny.errors() and "short/seed_0: finished" in tiny.errors()
+    short = tiny.finished_at("short")
+
+    saved = tiny.saved("long")
+    launcher = tiny.start()
+    tiny.wait(lambda: tiny.saved("long") > saved)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(60) == 3
+    assert "long/seed_0: interrupted, step" in tiny.errors() and "saved; the same command resumes" in tiny.log("long")
+
+    saved = tiny.saved("long")
+    launcher = tiny.start()
+    tiny.wait(lambda: tiny.saved("long") > saved)
+    os.kill(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    assert tiny.run() == 0, tiny.errors()  # it waits for the trial that is still saving
+    assert tiny.log("long").count("saved; the same command resumes") == 2, "the launcher's death was not noticed"
+    assert tiny.finished_at("short") == short and tiny.log("short").count("main.py") == 1
+    assert tiny.process("long") is None
+
+
+def test_a_second_launcher_is_refused(tmp_path, capsys):
+    (tmp_path / "sweep").mkdir()
+    with sweep.alone(tmp_path / "sweep"):
+        assert sweep.main(["table3", f"--workdir={tmp_path}/sweep", "--set", "@miniature"]) == 2
+    assert "another sweep is running in" in capsys.readouterr().err
+
+
+def test_data_that_cannot_be_prepared_ends_the_sweep_with_its_line_and_code(tmp_path):
+    tiny = Sweep(tmp_path, row={"data__heldout_max_length": 1})
+    assert tiny.run() == 2
+    assert "error: data.dev: no pair of at most" in tiny.errors() and not tiny.trial("row").exists()
+
+
+def test_a_terminal_shows_one_table_redrawn_in_place(tmp_path, monkeypatch):
+    main_side, their_side = pty.openpty()
+    monkeypatch.setattr("sys.stderr", os.fdopen(their_side, "w"))
+    monkeypatch.setenv("COLUMNS", "50")
+    trials = sweep.plan("table3", tmp_path, "base,a_h1,a_h4", 1, [])
+    board = Board(trials)
+    board.draw()
+    board.put(trials[0], RUNNING, "step 1/9, " + "x" * 80)
+    board.put(trials[2], FAILED, "exit code 1: why")
+    board.put(trials[1], FINISHED)
+    board.close()
+    time.sleep(0.1)
+    first, second = os.read(main_side, 10_000).decode().split("\x1b[4A")
+    assert first.count("waiting") == 4 and "3 waiting" in first
+    lines = second.removeprefix("\x1b[J").splitlines()
+    assert lines[0].startswith("base/seed_0  running      step 1/9, xx") and len(lines[0]) < 50
+    assert lines[2] == "a_h4/seed_0  failed       exit code 1: why" and lines[3] == "1 finished, 1 running, 1 failed"

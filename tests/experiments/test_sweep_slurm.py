@@ -1,0 +1,76 @@
+"""Sweeps through a real Slurm: experiments/slurm_up.sh brings one up on this machine."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from tests.experiments.sweeps import Sweep
+
+pytest.importorskip("submitit")
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif(
+        shutil.which("sbatch") is None or "SLURM_CONF" not in os.environ,
+        reason="no Slurm: experiments/slurm_up.sh up, then export SLURM_CONF",
+    ),
+]
+
+SLURM = ("--launcher=slurm", "--slurm=partition=main,time=30,cpus_per_task=1")
+
+
+def jobs(tiny):
+    path = tiny.workdir / "slurm.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def queued(job):
+    listed = subprocess.run(["squeue", "--me", "--noheader", "--format=%A"], capture_output=True, text=True)
+    return job in listed.stdout.split()
+
+
+def test_jobs_outlive_the_launcher_and_none_is_submitted_twice(tmp_path):
+    steps = {"train__train_steps": 1000, "checkpoint__interval_steps": 100}
+    tiny = Sweep(tmp_path, crashes={"model__d_model": 17}, long=steps)
+    launcher = tiny.start(*SLURM)
+    tiny.wait(lambda: tiny.saved("long") > 0)
+    os.kill(launcher.pid, signal.SIGKILL)
+    launcher.wait()
+    submitted = jobs(tiny)
+    assert submitted.keys() == {"crashes/seed_0", "long/seed_0"}
+    assert queued(submitted["long/seed_0"]) and tiny.process("long"), "the job died with the launcher"
+
+    launcher = tiny.start(*SLURM)
+    tiny.wait(lambda: "long/seed_0: running" in tiny.errors())
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(60) == 3 and queued(submitted["long/seed_0"]), tiny.errors()
+
+    assert tiny.run(*SLURM) == 4
+    assert jobs(tiny)["long/seed_0"] == submitted["long/seed_0"] and tiny.log("long").count("main.py") == 1
+    assert jobs(tiny)["crashes/seed_0"] != submitted["crashes/seed_0"], "a job that failed is submitted again"
+    assert "crashes/seed_0: failed, exit code 2: error: model.d_model must be even" in tiny.errors()
+    assert "long/seed_0: finished, " in tiny.errors()
+
+    assert tiny.run("--rows=long", *SLURM) == 0 and jobs(tiny)["long/seed_0"] == submitted["long/seed_0"]
+
+
+def test_a_preempted_trial_saves_and_is_queued_again(tmp_path):
+    """As Slurm does it: SIGTERM to all, then submitit's signal. Not until it runs again, which takes two minutes."""
+    tiny = Sweep(tmp_path, long={"train__train_steps": 100_000, "checkpoint__interval_steps": 100})
+    launcher = tiny.start(*SLURM)
+    tiny.wait(lambda: tiny.saved("long") > 0)
+    job = jobs(tiny)["long/seed_0"]
+    subprocess.run(["scancel", "--signal=TERM", job], check=True)
+    try:
+        tiny.wait(lambda: "saved; the same command resumes" in tiny.log("long"))
+        tiny.wait(lambda: tiny.process("long") is None)
+        subprocess.run(["scancel", "--signal=USR2", job], check=True)
+        tiny.wait(lambda: "long/seed_0: waiting, job" in tiny.errors())
+        asked = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True).stdout
+        assert "Restarts=1" in asked and "JobState=PENDING" in asked and tiny.process("long") is None
+    finally:
+        subprocess.run(["scancel", job], check=True)
+    assert launcher.wait(60) == 4 and "long/seed_0: failed, its job is gone" in tiny.errors()

@@ -1,0 +1,123 @@
+import csv
+import io
+
+import pytest
+
+from configs import base_ende, base_enfr, big_ende, big_enfr, quickstart
+from experiments import paper
+from experiments.records import write_records
+from experiments.table2_translation import OURS, main, paper_cost
+from tests.experiments.runs import record, run_folder
+
+DAY = 86_400
+K80, K40, M40, P100 = 2.8, 3.7, 6.0, 9.5
+OF_PAPER = {row.model: row for row in paper.TABLE_2}
+
+
+@pytest.mark.parametrize(
+    ("model", "pair", "days", "devices", "tflops"),
+    [
+        ("Transformer (base model)", "ende", 0.5, 8, P100),
+        ("Transformer (big)", "ende", 3.5, 8, P100),
+        ("GNMT + RL", "ende", 1, 96, K80),
+        ("GNMT + RL", "enfr", 6, 96, K80),
+        ("ConvS2S", "ende", 18.5, 1, M40),
+        ("ConvS2S", "enfr", 37, 8, M40),
+        ("MoE", "ende", 1, 64, K40),
+        ("MoE", "enfr", 6, 64, K40),
+    ],
+)
+def test_the_formula_gives_the_costs_that_are_printed(model, pair, days, devices, tflops):
+    """The devices and days are those of each system's own paper."""
+    printed = getattr(OF_PAPER[model], f"cost_{pair}")
+    assert float(f"{paper_cost(days * DAY, devices, tflops):.1e}") == printed
+
+
+def test_costs_of_the_paper_by_hand():
+    assert paper_cost(43_200, 8, 9.5) == pytest.approx(3.2832e18)
+    assert paper_cost(302_400, 8, 9.5) == pytest.approx(2.29824e19)
+    assert paper.SUSTAINED_TFLOPS == {"K80": K80, "K40": K40, "M40": M40, "P100": P100}
+
+
+def as_csv(capsys, *arguments):
+    """({model: cells}, the notes)"""
+    assert main([*map(str, arguments), "--format=csv"]) == 0
+    out, notes = capsys.readouterr()
+    header, *rows = csv.reader(io.StringIO(out))
+    assert all(len(row) == len(header) for row in rows)
+    return {row[0]: row[1:] for row in rows}, notes
+
+
+def test_without_runs_there_are_the_rows_of_the_paper_and_ours_are_empty(capsys):
+    rows, notes = as_csv(capsys)
+    assert len(rows) == 12 and notes == ""
+    assert rows["ByteNet"] == ["23.75", "", "", "", "", ""]
+    assert rows["Deep-Att + PosUnk"] == ["", "39.2", "", "1.0e20", "", ""]
+    assert rows["GNMT + RL Ensemble"] == ["26.30", "41.16", "1.8e20", "1.1e21", "", ""]
+    assert rows["Transformer (base model)"] == ["27.3", "38.1", "3.3e18", "3.3e18", "", ""]
+    assert rows["Transformer (big)"] == ["28.4", "41.8", "2.3e19", "2.3e19", "", ""]
+    assert [rows[name] for name in OURS.values()] == [[""] * 6] * 2
+
+
+def test_each_run_comes_to_its_own_cell(tmp_path, capsys):
+    """Run folders, a record and a folder of records."""
+    runs = [
+        run_folder(tmp_path / "one", base_ende.get_config(), test__paper_bleu=27.04, training_flops=int(9.5e17)),
+        *write_records(tmp_path / "record", [record("two", big_enfr.get_config(), test__paper_bleu=41.0)]),
+    ]
+    write_records(tmp_path / "records", [record("three", base_enfr.get_config(), test__paper_bleu=38.0),
+                                         record("four", big_ende.get_config(), test__paper_bleu=28.0)])  # fmt: skip
+    rows, notes = as_csv(capsys, *runs, tmp_path / "records")
+    assert rows[OURS["base"]] == ["27.04", "38.00", "", "", "9.5e17", ""]
+    assert rows[OURS["big"]] == ["28.00", "41.00", "", "", "", ""]
+    assert notes.count("seed 0; 3,003 sentences, tok:moses-de; 12.0 hours of training on 8 × NVIDIA H100") == 4
+
+
+def test_capacity_times_time_needs_what_a_device_sustains(tmp_path, capsys):
+    ours = run_folder(tmp_path / "one")
+    rows, _ = as_csv(capsys, ours, "--sustained_tflops=H100=60")
+    assert rows[OURS["base"]][2] == f"{43_200 * 8 * 60e12:.1e}".replace("e+", "e") == "2.1e19"
+    of_paper = run_folder(tmp_path / "two", hardware="8 × Tesla P100-SXM2-16GB, Python 3.11.4")
+    assert as_csv(capsys, of_paper)[0][OURS["base"]][2] == "3.3e18"
+    assert as_csv(capsys, of_paper, "--sustained_tflops=P100=19")[0][OURS["base"]][2] == "6.6e18"
+
+
+def test_a_shortened_run_and_one_with_other_fields_say_so(tmp_path, capsys):
+    config = base_ende.get_config()
+    config.model.attention_bias = True
+    config.data.vocab_size = 40960
+    _, notes = as_csv(capsys, run_folder(tmp_path / "run", config, steps=1000))
+    assert "1,000 steps, a shortened run: 100,000 are the whole" in notes
+    assert "departs from its config in model.attention_bias=True, data.vocab_size=40960" in notes
+    _, notes = as_csv(capsys, run_folder(tmp_path / "whole", averaged_steps=[1, 2, 3, 4, 5]))
+    assert "100,000 steps; average of the last 5 checkpoints" in notes
+    assert "shortened" not in notes and "departs" not in notes
+
+
+def test_the_same_in_markdown_and_latex(tmp_path, capsys):
+    run = str(run_folder(tmp_path / "run", training_flops=int(9.5e17)))
+    assert main([run]) == 0
+    out = capsys.readouterr().out
+    assert "| GNMT + RL | 24.6 | 39.92 | 2.3·10¹⁹ | 1.4·10²⁰ |  |  |" in out
+    assert f"| {OURS['base']} | 22.75 |  |  |  | 9.5·10¹⁷ |  |" in out and "base, EN-DE, ours: 100,000 steps" in out
+    assert main([run, "--format=latex"]) == 0
+    out = capsys.readouterr().out
+    assert r"GNMT + RL & 24.6 & 39.92 & 2.3$\cdot 10^{19}$ & 1.4$\cdot 10^{20}$ &  &  \\" in out
+    assert r"8 $\times$ NVIDIA" in out and "×" not in out and "_" not in out.replace(r"\_", "")
+
+
+def test_what_is_not_of_table_2_is_refused(tmp_path, capsys):
+    other = run_folder(tmp_path / "other", quickstart.get_config())
+    one, two = run_folder(tmp_path / "one"), run_folder(tmp_path / "two", seed=1)
+    for arguments, said in [
+        ([other], "run: other has data.corpus=home_assistant"),
+        ([one, two], "run: one (seed 0) and two (seed 1) are both base EN-DE; give one of them"),
+        ([tmp_path / "absent"], "no JSON file that can be read"),
+        ([one, "--sustained_tflops=H100"], "--sustained_tflops=H100: must be NAME=VALUE"),
+        ([one, "--sustained_tflops=H100=nan"], "must be NAME=VALUE with a value above 0"),
+        ([one, "--sustained_tflops=H200=60"], "no run here is on a device named so; theirs are: NVIDIA H100 80GB HBM3"),
+        ([run_folder(tmp_path / "odd", hardware="a laptop")], "must be 'COUNT × NAME'; got 'a laptop'"),
+    ]:
+        assert main(list(map(str, arguments))) == 2
+        out, error = capsys.readouterr()
+        assert out == "" and said in error and error.count("\n") == 1

@@ -1,0 +1,96 @@
+"""Table 3 as configs: a row is base with its own fields, has the paper's parameters and says the paper's numbers."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from configs import base_ende, big_ende
+from experiments import paper
+from t2t_jax.model.transformer import TransformerConfig, num_parameters
+from t2t_jax.training.loop import check
+from tests.test_configs import flat
+
+# §6.2: what a row changes, its exact parameters with 40,960 pieces and attention biases, and the millions it prints.
+ROWS = {
+    "base": ({}, 65_110_016, 65),
+    "a_h1": ({"model.num_heads": 1, "model.d_k": 512, "model.d_v": 512}, 65_110_016, None),
+    "a_h4": ({"model.num_heads": 4, "model.d_k": 128, "model.d_v": 128}, 65_110_016, None),
+    "a_h16": ({"model.num_heads": 16, "model.d_k": 32, "model.d_v": 32}, 65_110_016, None),
+    "a_h32": ({"model.num_heads": 32, "model.d_k": 16, "model.d_v": 16}, 65_110_016, None),
+    "b_dk16": ({"model.d_k": 16}, 58_018_304, 58),
+    "b_dk32": ({"model.d_k": 32}, 60_382_208, 60),
+    "c_n2": ({"model.num_layers": 2}, 35_684_352, 36),
+    "c_n4": ({"model.num_layers": 4}, 50_397_184, 50),
+    "c_n8": ({"model.num_layers": 8}, 79_822_848, 80),
+    "c_d256": ({"model.d_model": 256, "model.d_k": 32, "model.d_v": 32}, 27_848_704, 28),
+    "c_d1024": ({"model.d_model": 1024, "model.d_k": 128, "model.d_v": 128}, 167_944_192, 168),
+    "c_ff1024": ({"model.d_ff": 1024}, 52_514_816, 53),
+    "c_ff4096": ({"model.d_ff": 4096}, 90_300_416, 90),
+    "d_drop00": ({"model.dropout": 0.0}, 65_110_016, None),
+    "d_drop02": ({"model.dropout": 0.2}, 65_110_016, None),
+    "d_ls00": ({"train.label_smoothing": 0.0}, 65_110_016, None),
+    "d_ls02": ({"train.label_smoothing": 0.2}, 65_110_016, None),
+    "e_learned_positions": ({"model.positions": "learned"}, 65_372_160, None),
+    "big": (
+        {"model.d_model": 1024, "model.d_ff": 4096, "model.num_heads": 16, "model.dropout": 0.3,
+         "train.train_steps": 300_000},
+        218_300_416, 213,
+    ),
+}  # fmt: skip
+BIG = "big"  # its 213 million are of a smaller vocabulary, which nobody has found
+
+
+def module(row):
+    return importlib.import_module(f"configs.table3.{row}")
+
+
+def test_the_folder_has_the_rows_of_the_paper_and_no_others():
+    files = {path.stem for path in (Path(__file__).parents[1] / "configs/table3").glob("*.py")} - {"__init__"}
+    assert files == set(ROWS) == set(paper.TABLE_3) and len(files) == 20
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_row_differs_from_base_in_its_own_fields_and_no_others(row):
+    base, config = flat(module("base").get_config()), module(row).get_config()
+    assert config.is_locked
+    check(config)
+    assert flat(config).keys() == base.keys()
+    assert {field: value for field, value in flat(config).items() if value != base[field]} == ROWS[row][0]
+
+
+@pytest.mark.parametrize(("row", "of_table_2"), [("base", base_ende), ("big", big_ende)])
+def test_base_and_big_are_those_of_table_2_without_averaging(row, of_table_2):
+    ours, theirs = flat(module(row).get_config()), flat(of_table_2.get_config())
+    assert {field: value for field, value in ours.items() if value != theirs[field]} == {"checkpoint.average_last": 1}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_parameters_to_the_last_digit_and_as_printed(row):
+    _, expected, printed = ROWS[row]
+    fields = module(row).get_config().model.to_dict() | {"attention_bias": True}
+    count = num_parameters(TransformerConfig(vocab_size=40960, **fields))
+    assert count == expected
+    if printed is not None and row != BIG:
+        assert round(count / 1e6) == printed
+    assert paper.TABLE_3[row].get("parameters") == printed
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_docstring_has_the_command_and_the_numbers_of_the_paper(row):
+    said, printed = module(row).__doc__, paper.TABLE_3["base"] | paper.TABLE_3[row]
+    assert f"python main.py --config=configs/table3/{row}.py --workdir=runs/table3/{row}" in said
+    found = re.search(r"([\d,]+) steps.*perplexity\s([\d.]+) and BLEU\s([\d.]+);\s([\d.]+) million", said, re.DOTALL)
+    numbers = (printed["train_steps"], printed["perplexity"], printed["bleu"], printed["parameters"])
+    assert tuple(float(number.replace(",", "")) for number in found.groups()) == numbers
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_printed_cells_are_the_fields_of_the_configs(row):
+    """The paper leaves a cell empty where it is base's; big repeats N."""
+    config = flat(module(row).get_config())
+    fields = {"label_smoothing": "train.label_smoothing", "train_steps": "train.train_steps"}
+    cells = paper.TABLE_3["base"] | paper.TABLE_3[row]
+    for name in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout", *fields):
+        assert cells[name] == config[fields.get(name, f"model.{name}")], name
