@@ -18,6 +18,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from t2t_jax.errors import InputError, StopError
+from t2t_jax.files import flat
 
 # Each mode imports what it needs, so that a mistyped flag is answered at once.
 
@@ -84,13 +85,14 @@ def export(args: flags.FlagValues) -> None:
 MODES = {mode.__name__: mode for mode in (train, prepare, evaluate, translate, score, average, export)}
 
 
-def define_flags() -> flags.FlagValues:
-    """All flags, not yet parsed."""
+def define_flags(argv: list[str]) -> flags.FlagValues:
+    """All flags, not yet parsed; those of the config are the fields of the one that `argv` names."""
     args = flags.FlagValues()
     by_default = "by default the run's own"
     config_flags.DEFINE_config_file(
-        "config", None, "An experiment of configs/; --config.SECTION.FIELD=VALUE changes it.", flag_values=args
-    )
+        "config", None, "An experiment of configs/; --config.SECTION.FIELD=VALUE changes it.", flag_values=args,
+        sys_argv=argv,
+    )  # fmt: skip
     define = {
         flags.DEFINE_string: {
             "workdir": (None, "RUN, the folder of a run; RUN1,RUN2 is an ensemble, for translate, score and evaluate."),
@@ -147,7 +149,7 @@ def parse(argv: list[str]) -> flags.FlagValues:
     path = next((arg.partition("=")[2] for arg in argv if arg.startswith("--config=")), None)
     if path is not None and not os.path.isfile(path):
         raise InputError(f"--config={path}: no such file; the experiments are in configs/")
-    args = define_flags()
+    args = define_flags(argv)
     try:
         extra = args(argv)[1:]
     except (flags.Error, AttributeError, KeyError) as error:
@@ -167,7 +169,7 @@ def unknown_field(argv: list[str]) -> str | None:
     """What is wrong with the first --config.SECTION.FIELD that no config has, if there is one."""
     from configs import base_ende
 
-    known = [f"--config.{section}.{field}" for section, fields in base_ende.get_config().items() for field in fields]
+    known = [f"--config.{field}" for field in flat(base_ende.get_config().to_dict())]
     given = [arg.partition("=")[0] for arg in argv if arg.startswith("--config.")]
     if given and not any(arg.startswith("--config=") for arg in argv):
         return f"{given[0]} changes a config; name that too, for example --config=configs/quickstart.py"

@@ -30,8 +30,9 @@ from typing import Any
 import main as command_line
 from experiments.launchers import Slurm, Stops, local_slots, run_locally, run_on_slurm
 from experiments.trial_process import POLL_SECONDS, ending_with_parent, exit_code
-from experiments.trials import FAILED, INTERRUPTED, RUNNING, WAITING, Board, Trial, flat
+from experiments.trials import FAILED, INTERRUPTED, RUNNING, WAITING, Board, Trial
 from t2t_jax.errors import InputError, InterruptedRun, StopError, choice
+from t2t_jax.files import flat
 
 CONFIGS = Path(os.path.relpath(Path(__file__).parents[1] / "configs"))
 STANDARD_ERROR = 2
@@ -97,11 +98,7 @@ def make_trial(name: str, workdir: Path, path: Path, changes: dict[str, str]) ->
 def parse(path: Path, changes: dict[str, str]) -> Any:
     """The configuration that `main.py` would see."""
     flags = [f"--config.{field}={value}" for field, value in changes.items()]
-    usual, sys.argv = sys.argv, ["main.py", f"--config={path}", *flags]  # config flags look there themselves
-    try:
-        return command_line.parse(sys.argv).config
-    finally:
-        sys.argv = usual
+    return command_line.parse(["main.py", f"--config={path}", *flags]).config
 
 
 # --- Running them ------------------------------------------------------------------------------------------

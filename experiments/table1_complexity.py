@@ -19,7 +19,6 @@ Eq. 1 alone, and with its projections.
 
 import argparse
 import functools
-import importlib.util
 import math
 import os
 import statistics
@@ -328,8 +327,6 @@ def figure_file(path: str) -> Path:
         raise InputError(f"figure: {path} has no known ending; known: {', '.join(FIGURES)}")
     if not file.parent.is_dir():
         raise InputError(f"figure: no folder {file.parent}; make it first")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InputError(f"figure: {path} is drawn by matplotlib, which is not here; pip install matplotlib")
     return file
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from t2t_jax.files import read_json
+from t2t_jax.files import flat, read_json
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 
@@ -116,14 +116,6 @@ class Trial:
             return FAILED, "hung: nothing was written any more, so it was killed"
         how = f"killed by signal {code - 128}" if code > 128 else f"exit code {code}"
         return FAILED, f"{how}: {' '.join(_tail(self.folder / 'log.txt')[-1:])}"
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{dotted name: value} of nested sections."""
-    leaves = {}
-    for key, value in tree.items():
-        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return leaves
 
 
 def _tail(path: Path) -> list[str]:

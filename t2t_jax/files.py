@@ -42,6 +42,14 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
 
 
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves of nested values by their names, "section.field"."""
+    leaves = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return leaves
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes text, one line each, whole or not at all."""
     partial = path.with_name(path.name + ".partial")

@@ -14,7 +14,7 @@ import tensorboardX
 
 from t2t_jax import __version__
 from t2t_jax.errors import InputError
-from t2t_jax.files import read_json, write_json
+from t2t_jax.files import flat, read_json, write_json
 
 # What may change between the parts of a run that was stopped and resumed: nothing that moves the weights. Where
 # text lies may change, since checkpoints name the text itself.
@@ -66,7 +66,7 @@ class RunFolder:
             raise InputError(f"workdir: another process is training in {self.path}; choose another folder") from None
 
     def _check_same(self, config: dict[str, Any]) -> None:
-        old, new = _flatten(self.config), _flatten(config)
+        old, new = flat(self.config), flat(config)
         for field in sorted(old.keys() | new.keys()):
             free = field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
             if not free and old.get(field) != new.get(field):
@@ -125,10 +125,3 @@ def code_version() -> str:
     except OSError:
         return __version__
     return done.stdout.strip() or __version__
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for key, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat

@@ -24,13 +24,13 @@ LEVELS = {
     "configs": 5,
     "benchmarks": 6,
     "main": 6,
+    "experiments": 7,
 }
 NO_JAX = ("t2t_jax.errors", "t2t_jax.files", "t2t_jax.progress_bar", "t2t_jax.run_folder", "t2t_jax.data")
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
 
-FILES = sorted(
-    [*ROOT.glob("t2t_jax/**/*.py"), *ROOT.glob("configs/**/*.py"), *ROOT.glob("benchmarks/*.py"), ROOT / "main.py"]
-)
+ROOMS = ("t2t_jax", "configs", "benchmarks", "experiments")
+FILES = sorted([*(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py")), ROOT / "main.py"])
 
 
 def module(path):

@@ -148,7 +148,6 @@ def test_the_correlation_is_that_of_the_rows_there_are(tmp_path, capsys):
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_figure_has_a_name_and_a_point_for_each_row(suffix, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
     made = [trained(row, 5 + n, 20 - n, seed=seed) for n, row in enumerate(("base", "a_h1", "big")) for seed in (0, 1)]
     path = tmp_path / f"figure.{suffix}"
     assert main([records(tmp_path, *made), f"--figure={path}"]) == 0
@@ -161,7 +160,6 @@ def test_the_figure_has_a_name_and_a_point_for_each_row(suffix, tmp_path, capsys
 
 def test_names_lie_on_no_other_name(tmp_path):
     """All twenty rows at their own perplexities: only the box of a name, none of another's."""
-    pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation, Text
 
