@@ -38,9 +38,8 @@ class Sweep:
                 section, key = field.split("__")
                 row[section][key] = value
             (self.configs / f"{name}.py").write_text(ROW.format(fields=row))
-        cache = {"JAX_COMPILATION_CACHE_DIR": str(directory / "jax"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-        speed = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-        self._environment = os.environ | cache | speed | {"JAX_PLATFORMS": "cpu"}
+        speed = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        self._environment = os.environ | speed | {"JAX_PLATFORMS": "cpu"}
 
     def start(self, *arguments: str) -> subprocess.Popen:
         command = [
