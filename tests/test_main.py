@@ -127,8 +127,9 @@ def test_some_steps_are_traced_and_the_utilisation_is_that_of_the_stated_peak(co
     seconds = [record["step_seconds"] + record["input_seconds"] for record in records]
     computed = sum(record["flops_utilisation"] * taken * 1e9 for record, taken in zip(records, seconds, strict=True))
     assert computed == pytest.approx(result["training_flops"], rel=1e-6)
-    code, _, errors = command(*arguments, "--profile_steps=3")
-    assert code == 2 and "--profile_steps=3: must be first,last" in errors
+    for steps, said in (("3", "must be first,last"), ("6,7", "must be among the steps to come, 7 to 6")):
+        code, _, errors = command(*arguments, f"--profile_steps={steps}")
+        assert code == 2 and f"--profile_steps={steps}: {said}" in errors
 
 
 def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, run):

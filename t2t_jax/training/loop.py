@@ -65,12 +65,12 @@ def train(config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | Non
     step, train_steps = int(state.step), config.train.train_steps
     if step > train_steps:
         raise InputError(f"train.train_steps={train_steps}, but {workdir} has been trained for {step}; raise it")
+    profiler = Profiler(run, profile_steps, step, train_steps)
     if step < train_steps:
         compiled = compile_step(config, model, optimizer, batches, state, mesh)
 
     peak_flops = config.machine.peak_tflops * 1e12 * mesh.devices.size
     progress = Progress(run, step, train_steps, config.train.log_interval, make_schedule(config), peak_flops, saved)
-    profiler = Profiler(run, profile_steps)
     steps_due, evaluate_due = (every(steps=config[of].interval_steps) for of in ("checkpoint", "evaluate"))
     minutes_due = every(minutes=config.checkpoint.interval_minutes)
     ballot = sharding.Ballot(mesh, delay=IN_FLIGHT)
@@ -248,11 +248,14 @@ def stop_signal() -> Iterator[Callable[[], bool]]:
 
 
 class Profiler:
-    """A trace of some steps, for TensorBoard or Perfetto, in the run's folder `profile`."""
+    """A trace of some of the steps to come, for TensorBoard or Perfetto, in the run's folder `profile`."""
 
-    def __init__(self, run: RunFolder, steps: tuple[int, int] | None):
+    def __init__(self, run: RunFolder, steps: tuple[int, int] | None, step: int, train_steps: int):
         self._run = run
         self._first, self._last = steps or (0, 0)
+        if steps and not step < self._first <= self._last <= train_steps:
+            given = f"--profile_steps={self._first},{self._last}"
+            raise InputError(f"{given}: must be among the steps to come, {step + 1} to {train_steps}")
 
     def before(self, step: int) -> None:
         """Starts the trace if `step` is its first one."""
