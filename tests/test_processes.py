@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from t2t_jax import sharding
 from t2t_jax.data.token_store import open_store
@@ -75,6 +76,7 @@ def take_part(directory, *join):
         np.savez(Path(directory) / "found.npz", losses=losses, **leaves)
 
 
+@pytest.mark.slow
 def test_they_save_stop_together_and_resume(tmp_path):
     (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
     command = lambda run: ("main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/{run}")

@@ -99,6 +99,7 @@ def test_one_trial_on_each_gpu_and_cores_shared_without_any(monkeypatch):
 # --- What runs ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_stop_nothing_else_and_only_what_is_missing_is_trained_again(tmp_path):
     tiny = Sweep(tmp_path, crashes={"model__d_model": 17}, fine={}, hangs={"model__d_ff": 32})
     launcher = tiny.start("--jobs=2", "--timeout_minutes=0.75")
@@ -125,6 +126,7 @@ def test_a_crash_and_a_hang_stop_nothing_else_and_only_what_is_missing_is_traine
     assert "resuming from step 6" in tiny.log("fine")
 
 
+@pytest.mark.slow
 def test_whatever_is_killed_the_same_command_goes_on(tmp_path):
     tiny = Sweep(tmp_path, long={"train__train_steps": 600, "checkpoint__interval_steps": 20}, short={})
     launcher = tiny.start("--jobs=2")
