@@ -17,7 +17,7 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
-from t2t_jax.errors import InputError, StopError
+from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.files import flat
 
 # Each mode imports what it needs, so that a mistyped flag is answered at once.
@@ -232,21 +232,22 @@ def keep_compiled_programs() -> None:
 
 def main(argv: list[str]) -> int:
     keep_compiled_programs()
-    try:
+
+    def run() -> None:
         args = parse(argv)
         if args.help:
             print(__doc__, args.get_help(), sep="\n")
         else:
             MODES[args.mode](args)
-    except StopError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+
+    try:
+        return exit_code_of(run)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 3
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import paper
-from t2t_jax.errors import InputError, StopError
+from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.evaluation.bleu import check_pairs
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import read_json, read_text, write_json
@@ -129,13 +129,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("sweep", help="the sweep's --workdir")
     parser.add_argument("folder", help="where the records go")
     options = parser.parse_args(argv)
-    try:
+
+    def write() -> None:
         paths = write_records(options.folder, sweep_records(options.sweep))
-    except StopError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print("".join(f"{path}\n" for path in paths), end="")
-    return 0
+        print("".join(f"{path}\n" for path in paths), end="")
+
+    return exit_code_of(write)
 
 
 if __name__ == "__main__":

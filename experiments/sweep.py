@@ -14,7 +14,6 @@ Exit codes: 0 all finished, 2 bad arguments, config or data, 3 interrupted, 4 a 
 
 import argparse
 import contextlib
-import fcntl
 import importlib
 import json
 import os
@@ -31,8 +30,8 @@ import main as command_line
 from experiments.launchers import Slurm, Stops, local_slots, run_locally, run_on_slurm
 from experiments.trial_process import POLL_SECONDS, ending_with_parent, exit_code
 from experiments.trials import FAILED, INTERRUPTED, RUNNING, WAITING, Board, Trial
-from t2t_jax.errors import InputError, InterruptedRun, StopError, choice
-from t2t_jax.files import flat
+from t2t_jax.errors import InputError, InterruptedRun, choice, exit_code_of
+from t2t_jax.files import flat, hold
 
 CONFIGS = Path(os.path.relpath(Path(__file__).parents[1] / "configs"))
 STANDARD_ERROR = 2
@@ -149,13 +148,10 @@ def key_values(option: str, text: str) -> dict[str, str]:
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Keeps a second launcher out of this folder."""
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                f"--workdir: another sweep is running in {folder}; wait for it or choose another"
-            ) from None
+    lock = hold(folder / ".lock")
+    if lock is None:
+        raise InputError(f"--workdir: another sweep is running in {folder}; wait for it or choose another")
+    with lock:
         yield
 
 
@@ -227,11 +223,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a trial that writes nothing for so long is killed",
     )
     add("--dry_run", action="store_true", help="print the commands of the trials that are missing, and do nothing")
-    try:
-        return sweep(parser.parse_args(argv))
-    except StopError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    options = parser.parse_args(argv)
+    return exit_code_of(lambda: sweep(options))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array, Bool, Float
 
 from experiments.table1_layers import LAYERS, Formula, Layer, Parameters, Sizes, initial
-from experiments.tables import render
-from t2t_jax.errors import InputError, StopError
+from experiments.tables import print_notes, render
+from t2t_jax.errors import InputError, exit_code_of
 
 SCALES = (1, 2, 4, 8)
 REPEATS = 5
@@ -334,7 +334,7 @@ def show(sizes: Sizes, format: str, figure: Path | None) -> None:
     """The table on standard output, the conditions under it (under CSV, on standard error), and the figure."""
     times = [[seconds(layer, s) for s in scaled(sizes, "n")] for layer in LAYERS]
     print(written([record(layer, sizes, taken) for layer, taken in zip(LAYERS, times, strict=True)], format))
-    print(f"\n{conditions(sizes)}", file=sys.stderr if format == "csv" else sys.stdout)
+    print_notes([conditions(sizes)], format)
     if figure:
         draw(figure, sizes, times)
 
@@ -352,13 +352,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=("markdown", "csv"), default="markdown")
     parser.add_argument("--figure", help="where to draw work and time over n: .png or .svg")
     options = parser.parse_args(argv)
-    try:
+
+    def run() -> None:
         sizes = checked(Sizes(options.n, options.d, options.k, options.r))
         show(sizes, options.format, options.figure and figure_file(options.figure))
-    except StopError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+
+    return exit_code_of(run)
 
 
 if __name__ == "__main__":

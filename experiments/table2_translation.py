@@ -24,8 +24,8 @@ from typing import Any
 from configs import base_ende, base_enfr, big_ende, big_enfr
 from experiments import paper
 from experiments.records import Record, fields_of, read_record, read_records, record_of
-from experiments.tables import FORMATS, in_latex, power_of_ten, render
-from t2t_jax.errors import InputError, StopError
+from experiments.tables import FORMATS, power_of_ten, print_notes, render
+from t2t_jax.errors import InputError, exit_code_of
 
 HEADER = ("model", "BLEU EN-DE", "BLEU EN-FR", "FLOPs EN-DE, capacity × time", "FLOPs EN-FR, capacity × time",
           "FLOPs EN-DE, counted", "FLOPs EN-FR, counted")  # fmt: skip
@@ -160,12 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     parser.add_argument("--sustained_tflops", action="append", default=[], metavar="NAME=VALUE")
     options = parser.parse_args(argv)
-    try:
-        show(options)
-    except StopError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code_of(lambda: show(options))
 
 
 def show(options: Any) -> None:
@@ -174,9 +169,7 @@ def show(options: Any) -> None:
     places = by_cell(records)
     sustained = sustained_tflops(options.sustained_tflops, records)
     print(render(HEADER, table(places, sustained, options.format), options.format))
-    for note in notes(places):
-        print(f"\n{in_latex(note) if options.format == 'latex' else note}",
-              file=sys.stderr if options.format == "csv" else sys.stdout)  # fmt: skip
+    print_notes(notes(places), options.format)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import numpy as np
 
 from experiments import paper
 from experiments.records import Record, read_records, sweep_records
-from experiments.tables import FORMATS, in_latex, render
-from t2t_jax.errors import InputError, StopError, choice
+from experiments.tables import FORMATS, print_notes, render
+from t2t_jax.errors import InputError, choice, exit_code_of
 
 HEADINGS = {"num_layers": "N", "d_model": "d_model", "d_ff": "d_ff", "num_heads": "h", "d_k": "d_k", "d_v": "d_v",
             "dropout": "P_drop", "label_smoothing": "ε_ls", "train_steps": "steps"}  # fmt: skip
@@ -306,12 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     parser.add_argument("--figure", help="draw ours against the paper's into this .png or .svg file")
     options = parser.parse_args(argv)
-    try:
-        show(options)
-    except StopError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    return exit_code_of(lambda: show(options))
 
 
 def show(options: Any) -> None:
@@ -320,11 +315,9 @@ def show(options: Any) -> None:
         raise InputError(f"--figure={options.figure}: must end in .png or .svg")
     records = read_records(options.records) if options.records else []
     table = lines(sweep_records(options.workdir) if options.workdir else records)
-    as_csv = options.format == "csv"
-    header, rows = for_programs(table) if as_csv else for_people(table)
+    header, rows = for_programs(table) if options.format == "csv" else for_people(table)
     print(render(header, rows, options.format))
-    for note in notes(table):
-        print(f"\n{in_latex(note) if options.format == 'latex' else note}", file=sys.stderr if as_csv else sys.stdout)
+    print_notes(notes(table), options.format)
     if options.figure:
         draw(table, options.figure)
 

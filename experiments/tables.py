@@ -3,7 +3,8 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 
 FORMATS = ("markdown", "latex", "csv")
 
@@ -26,6 +27,13 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]], format: str) ->
         return "\n".join([*head, *lines[1:], r"\hline", r"\end{tabular}"])
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
+
+
+def print_notes(notes: Iterable[str], format: str) -> None:
+    """What stands under a table: on standard output, but under CSV, which is for programs, on standard error."""
+    for note in notes:
+        text = in_latex(note) if format == "latex" else note
+        print(f"\n{text}", file=sys.stderr if format == "csv" else sys.stdout)
 
 
 def power_of_ten(value: float | None, format: str) -> str:

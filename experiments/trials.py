@@ -1,7 +1,6 @@
 """A trial: one config with one seed, trained by `main.py` in a folder of its own; and how all of them stand."""
 
 import dataclasses
-import fcntl
 import json
 import math
 import os
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from t2t_jax.files import flat, read_json
+from t2t_jax.files import flat, hold, read_json
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 
@@ -76,14 +75,13 @@ class Trial:
 
     def is_held(self) -> bool:
         """Whether a process is training in its folder."""
-        try:
-            with (self.folder / ".lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
+        path = self.folder / ".lock"
+        if not path.is_file():
             return False
-        except BlockingIOError:
-            return True
-        return False
+        lock = hold(path)
+        if lock:
+            lock.close()
+        return lock is None
 
     def progress(self) -> str:
         """How far it is, from the lines that it logs."""

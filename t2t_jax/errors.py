@@ -4,7 +4,8 @@ Anything else that is raised is a bug of ours and exits with 1 and a traceback.
 """
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 
 
 class StopError(Exception):
@@ -39,3 +40,12 @@ def choice(field: str, value: str, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(value), allowed, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(f"{field}: unknown value {value!r}; {hint}known: {', '.join(allowed)}")
+
+
+def exit_code_of(command: Callable[[], int | None]) -> int:
+    """What a process returns that runs `command`, which may return a code itself; a reason to stop is one line."""
+    try:
+        return command() or 0
+    except StopError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code

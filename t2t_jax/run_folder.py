@@ -3,7 +3,6 @@
 Reading a run never executes code: everything but the weights is JSON or a SentencePiece model.
 """
 
-import fcntl
 import json
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import tensorboardX
 
 from t2t_jax import __version__
 from t2t_jax.errors import InputError
-from t2t_jax.files import flat, read_json, write_json
+from t2t_jax.files import flat, hold, read_json, write_json
 
 # What may change between the parts of a run that was stopped and resumed: nothing that moves the weights. Where
 # text lies may change, since checkpoints name the text itself.
@@ -59,11 +58,9 @@ class RunFolder:
         return run
 
     def _lock_folder(self) -> None:
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"workdir: another process is training in {self.path}; choose another folder") from None
+        self._lock = hold(self.path / ".lock")
+        if self._lock is None:
+            raise InputError(f"workdir: another process is training in {self.path}; choose another folder")
 
     def _check_same(self, config: dict[str, Any]) -> None:
         old, new = flat(self.config), flat(config)

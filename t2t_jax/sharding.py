@@ -91,7 +91,7 @@ def put_rows(arrays: dict[str, np.ndarray], mesh: Mesh, multiple: int = 1) -> di
 
 def gather_arrays(tree: Any, mesh: Mesh) -> Any:
     """The whole of each array on all devices of this process."""
-    whole = jax.jit(lambda x: x, out_shardings=replicated(mesh))(tree)
+    whole = jax.device_put(tree, replicated(mesh))
     return jax.device_put(jax.tree.map(lambda x: x.addressable_data(0), whole), replicated(local_mesh(mesh)))
 
 

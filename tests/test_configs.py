@@ -5,18 +5,15 @@ import ml_collections
 import pytest
 
 from configs import base_ende, quickstart
+from t2t_jax import files
 from t2t_jax.training.loop import check
 
 FILES = sorted(p.stem for p in (Path(__file__).parents[1] / "configs").glob("*.py") if p.stem != "__init__")
 
 
-def flat(config, prefix=""):
+def flat(config):
     """{dotted name: value}"""
-    leaves = {}
-    for name, value in config.items():
-        is_section = isinstance(value, ml_collections.ConfigDict)
-        leaves |= flat(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
-    return leaves
+    return files.flat(config.to_dict())
 
 
 @pytest.mark.parametrize("name", FILES)

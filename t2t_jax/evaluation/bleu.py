@@ -24,7 +24,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacremoses import MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
-from t2t_jax.errors import InputError, StopError
+from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.evaluation.significance import Comparison, paired_bootstrap
 from t2t_jax.files import read_text
 
@@ -146,13 +146,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     options = vars(parser.parse_args(argv))
     as_json = options.pop("json")
-    try:
+
+    def show() -> None:
         scores = score_files(**options)
-    except StopError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    print(json.dumps(scores) if as_json else table(scores))
-    return 0
+        print(json.dumps(scores) if as_json else table(scores))
+
+    return exit_code_of(show)
 
 
 if __name__ == "__main__":

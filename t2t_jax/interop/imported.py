@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import pickle
 import re
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import jax
 
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data.tokenizer import Tokenizer
-from t2t_jax.errors import InputError, StopError
+from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.interop.export import need, new_folder
 from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
@@ -96,9 +95,5 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 def run_command(parser: argparse.ArgumentParser, command: Callable[..., None], argv: Sequence[str] | None) -> int:
     """Calls `command` with the arguments; what is wrong with them is one line and exit code 2."""
-    try:
-        command(**vars(parser.parse_args(argv)))
-    except StopError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    options = vars(parser.parse_args(argv))
+    return exit_code_of(lambda: command(**options))
