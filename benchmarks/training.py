@@ -389,7 +389,7 @@ def our_cases(way: Ours, setting: Setting, batches: list[Batch]) -> dict[str, Ca
     import jax
     import jax.numpy as jnp
 
-    from t2t_jax.model.attention import product_dtype
+    from t2t_jax.model.products import product_dtype
     from t2t_jax.training.optimizer import adam, learning_rate_schedule
 
     change_library(way)

@@ -9,7 +9,7 @@ from t2t_jax import sharding
 from t2t_jax.data.batching import Batches
 from t2t_jax.data.token_store import open_store
 from t2t_jax.errors import InputError
-from t2t_jax.training import engine
+from t2t_jax.training import engine, loss
 from t2t_jax.training.loop import check, compile_step, make_model
 from t2t_jax.training.loop import train as train_run
 from t2t_jax.training.train_step import init_state
@@ -75,6 +75,20 @@ def changed(config, **changes):
 def test_many_devices_equal_one(one, devices, changes):
     config, store, expected = one
     assert_same(train(changed(config, **changes), store, devices), expected)
+
+
+def test_no_chunk_of_the_loss_waits_for_other_devices(monkeypatch):
+    """Four chunks: what they give for the table, and their sums, go from device to device once, behind the loop."""
+    monkeypatch.setattr(loss, "tokens_per_chunk", lambda: 4)
+    mesh = sharding.make_mesh(jax.devices())
+    rows = sharding.put_rows({"y": np.ones((16, 8, 4), np.float32), "targets": np.ones((16, 8), np.int32)}, mesh)
+    table = jax.device_put(np.ones((32, 4), np.float32), sharding.replicated(mesh))
+    of = lambda y, table: loss.cross_entropy(y, table, rows["targets"], 0.1, 8)[0]
+    gradients = jax.jit(jax.grad(of, (0, 1)), out_shardings=(sharding.by_rows(mesh), sharding.replicated(mesh)))
+    program = gradients.lower(rows["y"], table).compile().as_text()
+    assert program.count(" while(") == 1
+    functions = program.split("\n\n")
+    assert [("ENTRY" in text) for text in functions if " all-reduce(" in text] == [True]
 
 
 def test_eight_devices_drop_what_one_drops(one):

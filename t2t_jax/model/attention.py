@@ -9,8 +9,9 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
+
+from t2t_jax.model.products import dense, product
 
 # Scores are float32; finite, so that a row with nothing to attend to stays finite after the softmax.
 MASKED_SCORE = jnp.finfo(jnp.float32).min
@@ -49,14 +50,9 @@ def scaled_dot_product_attention(
     Keys lie transposed, as both products then read memory in order.
     """
     query = query * query.shape[-1] ** -0.5
-    scores = jnp.einsum("bhtk,bhks->bhts", query, key, preferred_element_type=jnp.float32)
+    scores = product("bhtk,bhks->bhts", query, key, jnp.float32)
     weights = jax.nn.softmax(jnp.where(mask, scores, MASKED_SCORE), axis=-1)  # [B, H, T, S]
-    return jnp.einsum(
-        "bhts,bhsv->bhtv",
-        dropout(weights).astype(value.dtype),
-        value,
-        preferred_element_type=product_dtype(value.dtype),
-    ).astype(value.dtype)
+    return product("bhts,bhsv->bhtv", dropout(weights).astype(value.dtype), value, value.dtype)
 
 
 def fused_attention(
@@ -94,15 +90,6 @@ def fused_attention(
     return jnp.einsum("bthv->bhtv", heads)
 
 
-def product_dtype(dtype: DTypeLike) -> DTypeLike:
-    """What a matrix product of `dtype` is best written in, before it is rounded to `dtype`.
-
-    XLA's CPU kernels are twice as fast in bfloat16 when the result is left in float32, in which it is added up
-    anyway.
-    """
-    return jnp.float32 if jax.default_backend() == "cpu" else dtype
-
-
 def glorot_uniform(gain: float, in_axis: int | tuple[int, ...], out_axis: int | tuple[int, ...]):
     """U(±gain·√(6 / (fan_in + fan_out))), the fans those of the kernel flattened to a matrix."""
     return nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform", in_axis=in_axis, out_axis=out_axis)
@@ -123,7 +110,6 @@ class MultiHeadAttention(nn.Module):
     bias: bool
     query_gain: float
     key_value_gain: float
-    dtype: DTypeLike
     fused: bool = False
 
     def setup(self):
@@ -142,25 +128,26 @@ class MultiHeadAttention(nn.Module):
         bias = self.param(f"{name}_bias", nn.initializers.zeros_init(), bias_shape) if self.bias else None
         return kernel, bias
 
-    def _apply(self, equation, affine, x):
+    def _heads(self, affine, x):
+        """[B, T, D] → [B, T, H, width]."""
         kernel, bias = affine
-        y = jnp.einsum(equation, x, kernel.astype(self.dtype), preferred_element_type=product_dtype(self.dtype))
-        y = y.astype(self.dtype)
-        return y if bias is None else y + bias.astype(self.dtype)[None, None]
+        y = dense(x, kernel.reshape(self.d_model, -1), None if bias is None else bias.ravel())
+        return y.reshape(*x.shape[:2], *kernel.shape[1:])
 
     def keys_values(self, memory: Float[Array, "B S D"]) -> tuple[Float[Array, "B H K S"], Float[Array, "B H S V"]]:
         """What can be computed once per attended position: its key and its value in every head."""
-        key = self._apply("bsd,dhk->bshk", self.key, memory)
-        value = self._apply("bsd,dhv->bshv", self.value, memory)
+        key, value = self._heads(self.key, memory), self._heads(self.value, memory)
         return jnp.einsum("bshk->bhks", key), jnp.einsum("bshv->bhsv", value)
 
     def queries(self, x: Float[Array, "B T D"]) -> Float[Array, "B H T K"]:
         """The query of every position in every head."""
-        return jnp.einsum("bthk->bhtk", self._apply("btd,dhk->bthk", self.query, x))
+        return jnp.einsum("bthk->bhtk", self._heads(self.query, x))
 
     def combine(self, heads: Float[Array, "B H T V"]) -> Float[Array, "B T D"]:
         """Concat(head_1, …, head_h) W^O."""
-        return self._apply("bthv,hvd->btd", self.output, jnp.einsum("bhtv->bthv", heads))
+        kernel, bias = self.output
+        concatenated = jnp.einsum("bhtv->bthv", heads).reshape(heads.shape[0], heads.shape[2], -1)
+        return dense(concatenated, kernel.reshape(-1, self.d_model), bias)
 
     def __call__(
         self,

@@ -9,27 +9,29 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from t2t_jax.model.attention import glorot_uniform, product_dtype
+from t2t_jax.model.attention import glorot_uniform
+from t2t_jax.model.products import dense
 
 
 class FeedForward(nn.Module):
     """max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2, §3.3)."""
 
     d_ff: int
-    dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        hidden = nn.relu(self._dense(self.d_ff, "hidden")(x))
-        return self._dense(x.shape[-1], "output")(hidden)
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return Dense(x.shape[-1], name="output")(nn.relu(Dense(self.d_ff, name="hidden")(x)))
 
-    def _dense(self, width: int, name: str) -> nn.Dense:
-        def product(x, kernel, *arguments, **options):
-            options["preferred_element_type"] = product_dtype(self.dtype)
-            return jax.lax.dot_general(x, kernel, *arguments, **options).astype(self.dtype)
 
-        init = glorot_uniform(1.0, 0, 1)
-        return nn.Dense(width, dtype=self.dtype, kernel_init=init, dot_general=product, name=name)
+class Dense(nn.Module):
+    """x W + b, in x's dtype."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T N"]:
+        kernel = self.param("kernel", glorot_uniform(1.0, 0, 1), (x.shape[-1], self.width))
+        return dense(x, kernel, self.param("bias", nn.initializers.zeros_init(), (self.width,)))
 
 
 class Embedding(nn.Module):

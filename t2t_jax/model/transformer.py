@@ -90,7 +90,7 @@ def layer_norm(config: TransformerConfig, dtype: DTypeLike, name: str | None = N
     return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=dtype, use_fast_variance=False, name=name)
 
 
-def attention(config: TransformerConfig, dtype: DTypeLike, fused: bool, *, to_itself: bool) -> MultiHeadAttention:
+def attention(config: TransformerConfig, fused: bool, *, to_itself: bool) -> MultiHeadAttention:
     """Attention over the same sequence, or from the decoder over the encoder's output."""
     # A fused d × 3d kernel has the Glorot limit √(6/4d), a fused d × 2d one √(6/3d): see MultiHeadAttention.
     query_gain, key_value_gain = (math.sqrt(1 / 2),) * 2 if to_itself else (1.0, math.sqrt(2 / 3))
@@ -102,7 +102,6 @@ def attention(config: TransformerConfig, dtype: DTypeLike, fused: bool, *, to_it
         bias=config.attention_bias,
         query_gain=query_gain,
         key_value_gain=key_value_gain,
-        dtype=dtype,
         fused=fused,
     )
 
@@ -115,8 +114,8 @@ class EncoderLayer(nn.Module):
     fused_attention: bool
 
     def setup(self):
-        self.self_attention = attention(self.config, self.dtype, self.fused_attention, to_itself=True)
-        self.feed_forward = FeedForward(self.config.d_ff, self.dtype)
+        self.self_attention = attention(self.config, self.fused_attention, to_itself=True)
+        self.feed_forward = FeedForward(self.config.d_ff)
         self.attention_dropout = Dropout(self.config.attention_dropout)
         self.after_self_attention = Sublayer(self.config, self.dtype)
         self.after_feed_forward = Sublayer(self.config, self.dtype)
@@ -137,9 +136,9 @@ class DecoderLayer(nn.Module):
     fused_attention: bool
 
     def setup(self):
-        self.self_attention = attention(self.config, self.dtype, self.fused_attention, to_itself=True)
-        self.cross_attention = attention(self.config, self.dtype, self.fused_attention, to_itself=False)
-        self.feed_forward = FeedForward(self.config.d_ff, self.dtype)
+        self.self_attention = attention(self.config, self.fused_attention, to_itself=True)
+        self.cross_attention = attention(self.config, self.fused_attention, to_itself=False)
+        self.feed_forward = FeedForward(self.config.d_ff)
         self.self_attention_dropout = Dropout(self.config.attention_dropout)
         self.cross_attention_dropout = Dropout(self.config.attention_dropout)
         self.after_self_attention = Sublayer(self.config, self.dtype)

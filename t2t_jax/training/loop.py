@@ -202,7 +202,8 @@ def compile_step(
     key = jax.random.fold_in(jax.random.key(config.train.seed), 1)  # 0 is the initial weights'
 
     def step(parts, axis, state, batch):
-        return train_step(model, optimizer, config.train.label_smoothing, parts, key, state, batch, axis=axis)
+        rows_on = {"axis": axis} if axis else {"devices": mesh.shape[sharding.DATA]}
+        return train_step(model, optimizer, config.train.label_smoothing, parts, key, state, batch, **rows_on)
 
     machine = Machine(config.train.accumulate, config.machine.memory_gib, config.machine.engine)
     compiled = engine.build(step, batches.buckets, state, mesh, machine)

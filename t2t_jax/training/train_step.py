@@ -39,6 +39,7 @@ def train_step(
     batch: Batch,
     *,
     axis: str | None = None,
+    devices: int = 1,
 ) -> tuple[TrainState, Metrics]:
     """One update from one global batch, taken in `accumulate` parts of equal numbers of rows.
 
@@ -46,7 +47,8 @@ def train_step(
     never a mean of means over devices or parts. `loss` is label-smoothed, `nll` is not (nats per token).
     The entries of the batch are the arguments of the model.
 
-    `axis` names the mapped axis over whose devices the batch is divided, each with dropout of its own.
+    `axis` names the mapped axis over whose devices the batch is divided, each with dropout of its own; without
+    one, its rows lie in equal shares on `devices`.
     """
     key = jax.random.fold_in(key, state.step)
     if axis is not None:
@@ -55,7 +57,7 @@ def train_step(
     def loss_sum(params, part, part_key):
         method, rngs = Transformer.before_softmax, {"dropout": part_key}
         y, table = model.apply({"params": params}, **part, train=True, rngs=rngs, method=method)
-        loss, nll, tokens = cross_entropy(y, table, part["targets"], label_smoothing)
+        loss, nll, tokens = cross_entropy(y, table, part["targets"], label_smoothing, devices)
         return loss, (loss, nll, tokens)
 
     def add_part(total, part_and_key):

@@ -57,7 +57,7 @@ def test_masks_by_hand():
 def test_agrees_with_flax(bias):
     """The same weights in Flax's own layer give the same output (its d_v is its d_k)."""
     (x, memory) = arrays((B, T, D), (B, S, D))
-    ours = MultiHeadAttention(H, K, K, D, bias, 1.0, 1.0, jnp.float32)
+    ours = MultiHeadAttention(H, K, K, D, bias, 1.0, 1.0)
     mask = jnp.ones((B, 1, T, S), bool).at[1, :, :, 4:].set(False)
     params = ours.init(jax.random.key(0), x, memory, mask, lambda w: w)["params"]
     params = jax.tree.map(lambda p: p + 0.1, params)  # no bias is zero

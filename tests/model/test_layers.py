@@ -23,7 +23,7 @@ def test_t2t_positions_end_at_the_slowest_wavelength_inclusive():
 
 def test_feed_forward_is_equation_2():
     x = jax.random.normal(jax.random.key(1), (B, T, D))
-    layer = FeedForward(F, jnp.float32)
+    layer = FeedForward(F)
     params = jax.tree.map(lambda p: p + 0.1, layer.init(jax.random.key(0), x)["params"])
     hidden = np.maximum(0, x @ params["hidden"]["kernel"] + params["hidden"]["bias"][None, None])
     expected = hidden @ params["output"]["kernel"] + params["output"]["bias"][None, None]

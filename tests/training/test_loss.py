@@ -19,7 +19,7 @@ def before_softmax():
 @pytest.fixture(params=[1, 2, 4, 6, 10, 1000])
 def chunked(request, monkeypatch):
     """Chunks of 1, 1, 2, 3, 5 and 5 of the five positions of both rows: one divides them, others do not."""
-    monkeypatch.setattr(module, "TOKENS_PER_CHUNK", request.param)
+    monkeypatch.setattr(module, "tokens_per_chunk", lambda: request.param)
 
 
 def plain(y, table, targets, epsilon):
@@ -29,14 +29,15 @@ def plain(y, table, targets, epsilon):
     return -jnp.sum(smooth * log_probs * (targets != 0)[..., None])
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.2])
-def test_values_and_gradients_are_those_of_the_plain_formula(before_softmax, chunked, epsilon):
-    loss, nll, tokens = cross_entropy(*before_softmax, TARGETS, epsilon)
+@pytest.mark.parametrize(("epsilon", "devices"), [(0.0, 1), (0.1, 1), (0.1, 2), (0.2, 1)])
+def test_values_and_gradients_are_those_of_the_plain_formula(before_softmax, chunked, epsilon, devices):
+    loss, nll, tokens = cross_entropy(*before_softmax, TARGETS, epsilon, devices)
     np.testing.assert_allclose(loss, plain(*before_softmax, TARGETS, epsilon), rtol=1e-5)
     np.testing.assert_allclose(nll, plain(*before_softmax, TARGETS, 0.0), rtol=1e-5)
     assert tokens == 8
     expected = jax.grad(lambda y, table: 3 * plain(y, table, TARGETS, epsilon), (0, 1))(*before_softmax)
-    found = jax.grad(lambda y, table: 3 * cross_entropy(y, table, TARGETS, epsilon)[0], (0, 1))(*before_softmax)
+    of = lambda y, table: 3 * cross_entropy(y, table, TARGETS, epsilon, devices)[0]
+    found = jax.grad(of, (0, 1))(*before_softmax)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
 
@@ -57,7 +58,7 @@ def test_bfloat16_is_near_float32_and_the_table_keeps_its_type(before_softmax, c
 @pytest.mark.parametrize("tokens_per_chunk", [64, 1024])
 def test_bfloat16_has_products_for_wide_layers(monkeypatch, tokens_per_chunk):
     """XLA on CPU lacks some; which ones it takes depends on the widths."""
-    monkeypatch.setattr(module, "TOKENS_PER_CHUNK", tokens_per_chunk)
+    monkeypatch.setattr(module, "tokens_per_chunk", lambda: tokens_per_chunk)
     arguments = jnp.ones((8, 16, 64), jnp.bfloat16), jnp.ones((320, 64)), jnp.ones((8, 16), jnp.int32)
     gradient = jax.jit(jax.grad(lambda y, table, targets: cross_entropy(y, table, targets, 0.1)[0], (0, 1)))
     assert all(np.isfinite(x.astype(jnp.float32)).all() for x in gradient(*arguments))
@@ -85,7 +86,7 @@ def test_the_best_possible_loss_is_the_entropy_of_the_smoothed_target():
 
 def test_all_logits_are_never_in_memory(monkeypatch):
     """4 rows of 256 positions, 4,096 ids: 16 MiB of logits, a sixteenth at a time; and no gradients unasked."""
-    monkeypatch.setattr(module, "TOKENS_PER_CHUNK", 64)
+    monkeypatch.setattr(module, "tokens_per_chunk", lambda: 64)
     rows, length, width, vocab = 4, 256, 8, 4096
     shape = jax.ShapeDtypeStruct
     arguments = shape((rows, length, width), jnp.float32), shape((vocab, width), jnp.float32)
