@@ -17,6 +17,7 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
+from t2t_jax import huge_pages
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.files import flat
 
@@ -251,4 +252,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    huge_pages.ask()
     sys.exit(main(sys.argv))

@@ -11,7 +11,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,23 @@ _REST = 0.3  # seconds between turns, for the threads of the last one to go to s
 class System:
     """One system in a process of its own, so that none's threads are in another's way."""
 
-    def __init__(self, name: str, build: Callable[..., dict[str, Callable[[], Any]]], *arguments: Any):
-        """`build(*arguments)` makes the cases by name; each call of one is a measurement."""
+    def __init__(
+        self,
+        name: str,
+        build: Callable[..., dict[str, Callable[[], Any]]],
+        *arguments: Any,
+        environment: Mapping[str, str] | None = None,
+    ):
+        """`build(*arguments)` makes the cases by name; each call of one is a measurement.
+
+        `environment` is added to that of the process.
+        """
         self.name = name
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, build, arguments), daemon=True)
-        self._process.start()
+        with _environment(environment or {}):
+            self._process.start()
 
     def run(self, case: str) -> tuple[float, Any]:
         """(seconds, what the case returned)."""
@@ -44,6 +54,17 @@ class System:
     def close(self) -> None:
         self._process.terminate()
         self._process.join()
+
+
+@contextlib.contextmanager
+def _environment(added: Mapping[str, str]) -> Iterator[None]:
+    before = os.environ.copy()
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _serve(pipe: Any, build: Callable[..., dict[str, Callable[[], Any]]], arguments: tuple[Any, ...]) -> None:

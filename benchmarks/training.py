@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks import measure
 from benchmarks.data import default, wmt_lengths
 from benchmarks.measure import System
+from t2t_jax import huge_pages
 
 VOCAB, LENGTH, LABEL_SMOOTHING = 32_000, 32, 0.1
 PAIRS = 1_000_000  # of which the batches of the second table are a sample
@@ -48,6 +49,8 @@ class Ours:
     random_bits: str | None = None
     donate: bool = True
     fused_attention: bool = False
+    huge_pages: bool = True
+    plain_gradients: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +136,7 @@ def dense(setting: Setting) -> dict[str, float]:
         seconds = per(train_in_turns(named, setting), dict.fromkeys(ways, steps))
         rates = matrix_rates(named, setting)
     operations, tokens = step_operations(setting, batch), int(np.count_nonzero(batch["targets"]))
-    # What is compared to bfloat16 is the best of all: float32 may be the faster one.
-    peers = {"float32": fastest(seconds, torch_ways("float32") | {"torch float32 plain": None}),
-             "bfloat16": fastest(seconds, [name for name in ways if isinstance(ways[name], Theirs)])}  # fmt: skip
+    peers = best_torch(seconds, ways)
     print(f"\n{'':<26}{'seconds a step':>16}{'target tokens/s':>18}{'of matrix rate':>16}{'to best torch':>16}")
     results = {}
     for name, times in seconds.items():
@@ -154,29 +155,37 @@ def dense(setting: Setting) -> dict[str, float]:
 
 def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
     """The second table."""
-    shapes, count = default("num_buckets"), SAMPLE[setting.device]
-    plans = {f"ours {shapes} shapes": (shapes, False), "ours one shape": (1, False), "ours packed": (1, True)}
-    work = {name: our_sample(sources, targets, setting.tokens, *plan, count) for name, plan in plans.items()}
-    torch = torch_ways(setting.dtype)
-    work |= dict.fromkeys(torch, their_sample(sources, targets, setting.tokens, count))
-    ways = dict.fromkeys(plans, Ours(setting.dtype)) | torch
+    shapes, count, dtype = default("num_buckets"), SAMPLE[setting.device], setting.dtype
+    work = {
+        name: our_sample(sources, targets, setting.tokens, *plan, count)
+        for name, plan in {f"ours {shapes} shapes": (shapes, False), "ours one shape": (1, False),
+                           "ours packed": (1, True)}.items()
+    }  # fmt: skip
+    ways = dict.fromkeys(work, Ours(dtype)) | torch_ways(dtype)
+    if dtype != "bfloat16":
+        ways |= {f"ours {shapes} shapes bfloat16": Ours("bfloat16"), "torch bfloat16": Theirs("bfloat16")}
+        work[f"ours {shapes} shapes bfloat16"] = work[f"ours {shapes} shapes"]
+    theirs = their_sample(sources, targets, setting.tokens, count)
+    work |= {name: theirs for name, way in ways.items() if isinstance(way, Theirs)}
     with measure.running(start(ways, setting, work)) as named:
         taken = train_in_turns(named, setting)
     tokens = {name: sum(int(np.count_nonzero(batch["targets"])) for batch in batches) for name, batches in work.items()}
     seconds = per(taken, tokens)
-    peer = fastest(seconds, torch)
+    peers = best_torch(seconds, ways)
     print(f"\n{'real lengths':<26}{'target tokens/s':>18}{'to best torch':>16}{'padding':>10}{'shapes':>10}")
     results = {}
     for name, times in seconds.items():
-        speed, ratio = 1 / statistics.median(times), 1 / measure.ratio(seconds, name, peer)
+        speed, ratio = 1 / statistics.median(times), 1 / measure.ratio(seconds, name, peers[ways[name].dtype])
         met = len({(batch["inputs"].shape, batch["targets"].shape) for batch in work[name]})
         print(f"{name:<26}{speed:>18,.0f}{ratio:>16.3f}{padding(work[name]):>10.1%}{met:>10}")
         results[setting.named(f"{name} real_tokens_per_second")] = speed
         results[setting.named(f"{name} real_tokens_speed_vs_torch")] = ratio
         results[setting.named(f"{name} padding")] = padding(work[name])
-    print(f"    best torch: {peer}; ours: {fastest(seconds, plans)}", flush=True)
-    best = results[setting.named(f"{fastest(seconds, plans)} real_tokens_speed_vs_torch")]
-    return results | {setting.named("real_tokens_speed_vs_torch"): best}
+    best = fastest(seconds, [name for name, way in ways.items() if way == Ours(dtype)])
+    print(f"    best torch: {peers}; ours in {dtype}: {best}", flush=True)
+    return results | {
+        setting.named("real_tokens_speed_vs_torch"): results[setting.named(f"{best} real_tokens_speed_vs_torch")]
+    }
 
 
 def ablations(setting: Setting) -> dict[str, float]:
@@ -189,6 +198,8 @@ def ablations(setting: Setting) -> dict[str, float]:
         "dropout by rbg": dataclasses.replace(ours, random_bits="rbg"),
         "state not donated": dataclasses.replace(ours, donate=False),
         "fused attention": dataclasses.replace(ours, fused_attention=True),
+        "small pages": dataclasses.replace(ours, huge_pages=False),
+        "gradients by JAX": dataclasses.replace(ours, plain_gradients=True),
     }
     steps = STEPS[setting.device]
     with measure.running(start(ways, setting, dict.fromkeys(ways, [dense_batch(setting)] * steps))) as named:
@@ -243,6 +254,13 @@ def matrix_rates(named: dict[str, System], setting: Setting) -> dict[str, float]
 def per(seconds: dict[str, list[float]], amounts: dict[str, int]) -> dict[str, list[float]]:
     """Seconds of each round by the amount of work in it."""
     return {name: [taken / amounts[name] for taken in times] for name, times in seconds.items()}
+
+
+def best_torch(seconds: dict[str, list[float]], ways: Ways) -> dict[str, str]:
+    """What ours of each dtype is compared to; for bfloat16 the best of all, as float32 may be the faster one."""
+    dtypes = {name: way.dtype for name, way in ways.items() if isinstance(way, Theirs)}
+    in_full = [name for name, dtype in dtypes.items() if dtype == "float32"]
+    return ({"float32": fastest(seconds, in_full)} if in_full else {}) | {"bfloat16": fastest(seconds, list(dtypes))}
 
 
 def fastest(seconds: dict[str, list[float]], names: Sequence[str]) -> str:
@@ -335,7 +353,12 @@ def padding(batches: list[Batch]) -> float:
 
 
 def start(ways: Ways, setting: Setting, work: dict[str, list[Batch]]) -> list[System]:
-    return [System(name, cases, way, setting, work[name]) for name, way in ways.items()]
+    """The systems; ours with memory in pages of the size that `main.py` asks for."""
+
+    def environment(way):
+        return huge_pages.environment() if isinstance(way, Ours) and way.huge_pages else {}
+
+    return [System(name, cases, way, setting, work[name], environment=environment(way)) for name, way in ways.items()]
 
 
 def cases(way: Ours | Theirs, setting: Setting, batches: list[Batch]) -> dict[str, Callable[[], Any]]:
@@ -434,9 +457,11 @@ def change_library(way: Ours) -> None:
     """Puts in place what an ablation has instead of ours, for this process."""
     import jax
 
-    from t2t_jax.model import layers
+    from t2t_jax.model import attention, layers, products
     from t2t_jax.training import train_step
 
+    if way.plain_gradients:
+        attention.product = products.product = products.product.__wrapped__
     if way.all_logits:
         train_step.cross_entropy = cross_entropy_of_all_logits
     if way.random_bits:

@@ -50,7 +50,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.max_length = 256  # subwords with EOS; longer training pairs are left out and counted
     data.heldout_max_length = 0  # the same for dev and test; 0 keeps all
     data.tokens_per_batch = 25000  # target positions of a global batch; as many on the source side (§5.1)
-    data.num_buckets = 24  # static batch shapes, each compiled once
+    data.num_buckets = 48  # static batch shapes, each compiled once
     data.packing = False  # several pairs in each row, kept apart: one batch shape, next to no padding
 
     data.cleaning = cleaning = ml_collections.ConfigDict()  # of training text, see t2t_jax/data/cleaning.py

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "t2t_jax.errors": -1,
     "t2t_jax.files": 0,
+    "t2t_jax.huge_pages": 0,
     "t2t_jax.progress_bar": 0,
     "t2t_jax": 0,
     "t2t_jax.sharding": 0,
@@ -26,7 +27,10 @@ LEVELS = {
     "main": 6,
     "experiments": 7,
 }
-NO_JAX = ("t2t_jax.errors", "t2t_jax.files", "t2t_jax.progress_bar", "t2t_jax.run_folder", "t2t_jax.data")
+NO_JAX = (
+    "t2t_jax.errors", "t2t_jax.files", "t2t_jax.huge_pages", "t2t_jax.progress_bar", "t2t_jax.run_folder",
+    "t2t_jax.data",
+)  # fmt: skip
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
 
 ROOMS = ("t2t_jax", "configs", "benchmarks", "experiments")
