@@ -200,8 +200,9 @@ def through(
     def step(state, x):
         return layer.update(parameters, state, x) if layer.update else layer.apply(parameters, state, sizes, dilation)
 
-    along = lambda moved, direction: jax.jvp(step, (state, x), (moved, direction))[1]
-    return step(state, x), jax.vmap(along)(jacobian, jnp.eye(x.size).reshape(jacobian.shape))
+    by_state, by_x = (by.reshape(x.size, x.size) for by in jax.jacrev(step, (0, 1))(state, x))
+    moved = jacobian.reshape(x.size, x.size) @ by_state.T + by_x.T
+    return step(state, x), moved.reshape(jacobian.shape)
 
 
 def depends(jacobian: Float[Array, "nd n d"]) -> Bool[np.ndarray, "n n"]:

@@ -22,7 +22,7 @@ def product(equation: str, x: Array, y: Array, dtype: DTypeLike) -> Array:
     """`jnp.einsum(equation, x, y)`, multiplied in x's dtype and given in `dtype`.
 
     So are the gradients, where JAX would multiply in float32 whatever has a float32 result. That of `y` is rounded to
-    y's own dtype alone: a float32 kernel's is not rounded to bfloat16 on the way.
+    y's own dtype alone: a float32 kernel's is not rounded to bfloat16 on the way. There is no forward-mode derivative.
     """
     written = jnp.promote_types(dtype, product_dtype(x.dtype))
     return jnp.einsum(equation, x, y.astype(x.dtype), preferred_element_type=written).astype(dtype)
