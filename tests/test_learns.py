@@ -1,11 +1,14 @@
 """The whole road, on a task whose answer is known: number words, translated and reversed."""
 
+import pytest
+
 import t2t_jax
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
 from tests.runs import tiny_config
 
 
+@pytest.mark.slow
 def test_reverses_sequences_to_near_perfect_accuracy(tmp_path, capsys):
     config = tiny_config(
         tmp_path, model__dropout=0.0, model__d_model=64, model__d_ff=128,

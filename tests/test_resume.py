@@ -83,6 +83,7 @@ def wait_for_checkpoint(process, run, after=-1):
     raise AssertionError("no checkpoint in five minutes")
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_exits_with_3_and_kill_9_loses_nothing(tmp_path):
     whole = start(tmp_path, tmp_path / "whole")
     assert whole.wait(300) == 0, whole.stderr.read()

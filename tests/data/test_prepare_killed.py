@@ -58,6 +58,7 @@ def script(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_twenty_kills_change_nothing(tmp_path, script):
     prefixes = toy_corpus.write_splits(tmp_path, train=6000)
     begun = time.monotonic()
