@@ -89,11 +89,16 @@ def running(systems: Sequence[System]) -> Iterator[dict[str, System]]:
             system.close()
 
 
-def take_turns(systems: dict[str, System], case: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each system in each round, one system after the other; the first round warms up and is left out."""
+def take_turns(systems: dict[str, System], case: str, rounds: int, before: str | None = None) -> dict[str, list[float]]:
+    """Seconds of each system in each round, one system after the other; the first round warms up and is left out.
+
+    `before` is a case that goes before each measurement, uncounted.
+    """
     seconds = {name: [] for name in systems}
     for round_ in range(rounds + 1):
         for name, system in systems.items():
+            if before:
+                system.run(before)
             taken, _ = system.run(case)
             if round_:
                 seconds[name].append(taken)

@@ -35,7 +35,7 @@ STEPS = {"cpu": 3, "gpu": 50}  # of a turn, in the first and third table
 SAMPLE = {"cpu": 12, "gpu": 96}  # batches of a turn, in the second table
 PRODUCTS = {"cpu": (2048, 8), "gpu": (8192, 20)}  # width and number of the matrix products that give the rate
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # relative, of the loss; ten times that of its gradient's norm
-CHECK, TRAIN, MATMUL = "check", "train", "matmul"
+CHECK, STEP, TRAIN, MATMUL = "check", "step", "train", "matmul"
 
 Batch = dict[str, np.ndarray]
 
@@ -236,7 +236,8 @@ def check(named: dict[str, System], ways: Ways) -> None:
 def train_in_turns(named: dict[str, System], setting: Setting) -> dict[str, list[float]]:
     """Seconds of each turn; says how long compiling took before."""
     first = {name: system.run(TRAIN)[0] for name, system in named.items()}
-    seconds = measure.take_turns(named, TRAIN, setting.rounds)
+    # A step before each turn: the memory it frees may have gone back to the machine meanwhile, or to another system.
+    seconds = measure.take_turns(named, TRAIN, setting.rounds, before=STEP)
     compiling = {name: taken - statistics.median(seconds[name]) for name, taken in first.items()}
     print("first turn, more: " + ", ".join(f"{name} {taken:.1f} s" for name, taken in compiling.items()), flush=True)
     return seconds
@@ -362,7 +363,7 @@ def start(ways: Ways, setting: Setting, work: dict[str, list[Batch]]) -> list[Sy
 
 
 def cases(way: Ours | Theirs, setting: Setting, batches: list[Batch]) -> dict[str, Callable[[], Any]]:
-    """`CHECK` gives the loss and the norm of its gradient, `TRAIN` takes a step for each batch."""
+    """`CHECK` gives the loss and the norm of its gradient, `TRAIN` takes a step for each batch, `STEP` one."""
     return (our_cases if isinstance(way, Ours) else their_cases)(way, setting, batches)
 
 
@@ -420,9 +421,9 @@ def our_cases(way: Ours, setting: Setting, batches: list[Batch]) -> dict[str, Ca
     state, on_device = our_state(setting, optimizer), jax.device_put(batches)
     step = our_step(way, optimizer, config_of(setting))
 
-    def train():
+    def train(batches):
         nonlocal state
-        for batch in on_device:
+        for batch in batches:
             state, metrics = step(state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])
 
@@ -436,7 +437,12 @@ def our_cases(way: Ours, setting: Setting, batches: list[Batch]) -> dict[str, Ca
     product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=product_dtype(x.dtype)))
     square = jax.random.normal(jax.random.key(0), (width, width)).astype(way.dtype)
     multiply = lambda: jax.block_until_ready([product(square) for _ in range(count)])[:0]
-    return {TRAIN: train, CHECK: check, MATMUL: multiply}
+    return {
+        TRAIN: lambda: train(on_device),
+        STEP: lambda: train(on_device[:1]),
+        CHECK: check,
+        MATMUL: multiply,
+    }
 
 
 def our_step(way: Ours, optimizer: Any, config: Any) -> Callable[..., Any]:
@@ -493,6 +499,7 @@ def their_cases(way: Theirs, setting: Setting, batches: list[Batch]) -> dict[str
     on_device = [trainer.put(batch) for batch in batches]
     return {
         TRAIN: lambda: trainer.train(on_device),
+        STEP: lambda: trainer.train(on_device[:1]),
         CHECK: lambda: trainer.check(trainer.put(padded_batch(setting))),
         MATMUL: lambda: trainer.products(*PRODUCTS[setting.device]),
     }
