@@ -12,6 +12,8 @@ import t2t_jax
 PAGE = Path(__file__).parents[2] / "docs/decoding.md"
 EOS = 1
 
+pytestmark = pytest.mark.slow  # its five searches are compiled for their own shapes
+
 
 @pytest.fixture(scope="module")
 def page(translator):
