@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from t2t_jax.files import write_json
 from t2t_jax.run_folder import code_version
@@ -39,7 +40,7 @@ class System:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, build, arguments), daemon=True)
-        with _environment(environment or {}):
+        with mock.patch.dict(os.environ, environment or {}):  # which it inherits
             self._process.start()
 
     def run(self, case: str) -> tuple[float, Any]:
@@ -54,17 +55,6 @@ class System:
     def close(self) -> None:
         self._process.terminate()
         self._process.join()
-
-
-@contextlib.contextmanager
-def _environment(added: Mapping[str, str]) -> Iterator[None]:
-    before = os.environ.copy()
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _serve(pipe: Any, build: Callable[..., dict[str, Callable[[], Any]]], arguments: tuple[Any, ...]) -> None:

@@ -156,12 +156,9 @@ def dense(setting: Setting) -> dict[str, float]:
 def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
     """The second table."""
     shapes, count, dtype = default("num_buckets"), SAMPLE[setting.device], setting.dtype
-    work = {
-        name: our_sample(sources, targets, setting.tokens, *plan, count)
-        for name, plan in {f"ours {shapes} shapes": (shapes, False), "ours one shape": (1, False),
-                           "ours packed": (1, True)}.items()
-    }  # fmt: skip
-    ways = dict.fromkeys(work, Ours(dtype)) | torch_ways(dtype)
+    plans = {f"ours {shapes} shapes": (shapes, False), "ours one shape": (1, False), "ours packed": (1, True)}
+    work = {name: our_sample(sources, targets, setting.tokens, *plan, count) for name, plan in plans.items()}
+    ways = dict.fromkeys(plans, Ours(dtype)) | torch_ways(dtype)
     if dtype != "bfloat16":
         ways |= {f"ours {shapes} shapes bfloat16": Ours("bfloat16"), "torch bfloat16": Theirs("bfloat16")}
         work[f"ours {shapes} shapes bfloat16"] = work[f"ours {shapes} shapes"]
@@ -181,7 +178,7 @@ def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
         results[setting.named(f"{name} real_tokens_per_second")] = speed
         results[setting.named(f"{name} real_tokens_speed_vs_torch")] = ratio
         results[setting.named(f"{name} padding")] = padding(work[name])
-    best = fastest(seconds, [name for name, way in ways.items() if way == Ours(dtype)])
+    best = fastest(seconds, plans)
     print(f"    best torch: {peers}; ours in {dtype}: {best}", flush=True)
     return results | {
         setting.named("real_tokens_speed_vs_torch"): results[setting.named(f"{best} real_tokens_speed_vs_torch")]

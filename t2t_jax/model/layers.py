@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.model.attention import glorot_uniform
-from t2t_jax.model.products import dense
+from t2t_jax.model.products import dense, product
 
 
 class FeedForward(nn.Module):
@@ -62,8 +62,7 @@ class Embedding(nn.Module):
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T vocab"]:
         """x Eᵀ, unscaled, in float32."""
-        table = self.table.astype(self.dtype)
-        return jnp.einsum("btd,vd->btv", x, table, preferred_element_type=jnp.float32)
+        return product("btd,vd->btv", x.astype(self.dtype), self.table, jnp.float32)
 
 
 def _rows(table: Float[Array, "vocab D"], ids: Int[Array, "*n"]) -> Float[Array, "*n D"]:

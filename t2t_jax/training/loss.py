@@ -79,10 +79,10 @@ def _softmax_loss(y, table, targets, label_smoothing):
     total = powers.sum(axis=-1, keepdims=True)
     lse = largest + jnp.log(total)
     smoothed = lse - true * true_logit - others * (logits.sum(axis=-1, keepdims=True) - true_logit)
-    sums = [x.sum(axis=(1, 2)) for x in (weights * smoothed, weights * (lse - true_logit), weights)]
+    sums = tuple(x.sum(axis=(1, 2)) for x in (weights * smoothed, weights * (lse - true_logit), weights))
     ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
     wanted = jnp.where(ids == targets[..., None], true, others)
-    return tuple(sums), (powers * (weights / total) - weights * wanted).astype(y.dtype)
+    return sums, (powers * (weights / total) - weights * wanted).astype(y.dtype)
 
 
 def _no_sums(targets):
