@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from t2t_jax.files import write_json
-from t2t_jax.run_folder import code_version
+from t2t_jax.provenance import code_version, cpu_name
 
 _REST = 0.3  # seconds between turns, for the threads of the last one to go to sleep
 
@@ -153,24 +153,16 @@ def _resident_bytes(pid: int) -> int:
 
 
 def conditions(packages: Sequence[str]) -> dict[str, Any]:
-    """Where and when: without it no number means anything."""
-    model = next(
-        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
+    """Where and when."""
     return {
         "date": datetime.date.today().isoformat(),
-        "cpu": model,
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
         "commit": code_version(),
     }
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if os.path.exists(path) else []
 
 
 def write(path: str | None, found_under: dict[str, Any], results: dict[str, float]) -> None:

@@ -5,13 +5,11 @@ Reading a run never executes code: everything but the weights is JSON or a Sente
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import tensorboardX
 
-from t2t_jax import __version__
 from t2t_jax.errors import InputError
 from t2t_jax.files import flat, hold, read_json, write_json
 
@@ -110,15 +108,3 @@ class RunFolder:
             self._events.close()
         if self._lock:
             self._lock.close()
-
-
-def code_version() -> str:
-    """The commit of this code where it is a checkout, '+' appended if it was changed; else the release."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        done = subprocess.run(
-            [*git, "describe", "--always", "--abbrev=40", "--dirty=+"], capture_output=True, text=True
-        )
-    except OSError:
-        return __version__
-    return done.stdout.strip() or __version__

@@ -14,6 +14,7 @@ LEVELS = {
     "t2t_jax.progress_bar": 0,
     "t2t_jax": 0,
     "t2t_jax.sharding": 0,
+    "t2t_jax.provenance": 1,
     "t2t_jax.run_folder": 1,
     "t2t_jax.checkpoints": 1,
     "t2t_jax.model": 1,
@@ -28,8 +29,8 @@ LEVELS = {
     "experiments": 7,
 }
 NO_JAX = (
-    "t2t_jax.errors", "t2t_jax.files", "t2t_jax.huge_pages", "t2t_jax.progress_bar", "t2t_jax.run_folder",
-    "t2t_jax.data",
+    "t2t_jax.errors", "t2t_jax.files", "t2t_jax.huge_pages", "t2t_jax.progress_bar", "t2t_jax.provenance",
+    "t2t_jax.run_folder", "t2t_jax.data",
 )  # fmt: skip
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
 

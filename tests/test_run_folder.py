@@ -3,7 +3,7 @@ import json
 import pytest
 
 from t2t_jax.errors import InputError
-from t2t_jax.run_folder import RunFolder, code_version
+from t2t_jax.run_folder import RunFolder
 
 CONFIG = {"model": {"d_model": 16}, "train": {"train_steps": 5, "seed": 0}, "decode": {"alpha": 0.6}}
 
@@ -45,7 +45,3 @@ def test_two_at_once_are_refused(tmp_path):
 def test_other_folders_are_no_runs(tmp_path):
     with pytest.raises(InputError, match="is not a run folder"):
         RunFolder.open(tmp_path)
-
-
-def test_the_code_has_a_version():
-    assert code_version()

@@ -28,7 +28,8 @@ from t2t_jax.evaluation.evaluate import Evaluation, evaluate
 from t2t_jax.files import write_json, write_lines
 from t2t_jax.model.flops import training_flops
 from t2t_jax.model.transformer import Transformer, TransformerConfig
-from t2t_jax.run_folder import RunFolder, code_version
+from t2t_jax.provenance import code_version, cpu_name
+from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import engine
 from t2t_jax.training.engine import Engine, Machine
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
@@ -335,16 +336,8 @@ def hardware(mesh: Mesh) -> str:
     """The devices of this run, for records."""
     kind = mesh.devices.flat[0].device_kind
     if kind == "cpu":
-        kind = f"{_cpu_name()} ({os.cpu_count()} cores)"
+        kind = f"{cpu_name()} ({os.cpu_count()} cores)"
     return f"{mesh.devices.size} × {kind}, Python {platform.python_version()}"
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def print_samples(sources: list[str], references: list[str], found: Evaluation, count: int) -> None:
