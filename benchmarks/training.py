@@ -24,20 +24,18 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import measure
-from benchmarks.data import default, wmt_lengths
+from benchmarks import measure, training_batches
+from benchmarks.data import default
 from benchmarks.measure import System
+from benchmarks.training_batches import Batch
 from t2t_jax import huge_pages
 
-VOCAB, LENGTH, LABEL_SMOOTHING = 32_000, 32, 0.1
-PAIRS = 1_000_000  # of which the batches of the second table are a sample
+VOCAB, LABEL_SMOOTHING = 32_000, 0.1
 STEPS = {"cpu": 3, "gpu": 50}  # of a turn, in the first and third table
 SAMPLE = {"cpu": 12, "gpu": 96}  # batches of a turn, in the second table
 PRODUCTS = {"cpu": (2048, 8), "gpu": (8192, 20)}  # width and number of the matrix products that give the rate
 TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # relative, of the loss; ten times that of its gradient's norm
 CHECK, STEP, TRAIN, MATMUL = "check", "step", "train", "matmul"
-
-Batch = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +79,12 @@ class Setting:
         """What one trains in on this device."""
         return "float32" if self.device == "cpu" else "bfloat16"
 
+    def dense_batch(self) -> Batch:
+        return training_batches.dense(self.tokens, self.vocab_size)
+
+    def padded_batch(self) -> Batch:
+        return training_batches.padded(self.tokens, self.vocab_size)
+
     def named(self, name: str) -> str:
         """The name of a result."""
         words = name if self.device == "cpu" else f"{self.device} {name}"
@@ -107,7 +111,7 @@ def main() -> None:
         measure.alone(write_initial, setting)
         tables = {
             "dense": dense,
-            "lengths": lambda setting: lengths(setting, *sentences(setting, arguments.corpus)),
+            "lengths": lambda setting: lengths(setting, *training_batches.sentences(arguments.corpus, VOCAB)),
             "ablations": ablations,
         }
         results = {}
@@ -130,7 +134,7 @@ def dense(setting: Setting) -> dict[str, float]:
     """The first table."""
     ways = {"ours float32": Ours("float32"), "ours bfloat16": Ours("bfloat16")}
     ways |= {"torch float32 plain": Theirs("float32", tuned=False)} | torch_ways("float32") | torch_ways("bfloat16")
-    batch, steps = dense_batch(setting), STEPS[setting.device]
+    batch, steps = setting.dense_batch(), STEPS[setting.device]
     with measure.running(start(ways, setting, dict.fromkeys(ways, [batch] * steps))) as named:
         check(named, ways)
         seconds = per(train_in_turns(named, setting), dict.fromkeys(ways, steps))
@@ -157,12 +161,12 @@ def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
     """The second table."""
     shapes, count, dtype = default("num_buckets"), SAMPLE[setting.device], setting.dtype
     plans = {f"ours {shapes} shapes": (shapes, False), "ours one shape": (1, False), "ours packed": (1, True)}
-    work = {name: our_sample(sources, targets, setting.tokens, *plan, count) for name, plan in plans.items()}
+    work = {name: training_batches.ours(sources, targets, setting.tokens, *plan, count) for name, plan in plans.items()}
     ways = dict.fromkeys(plans, Ours(dtype)) | torch_ways(dtype)
     if dtype != "bfloat16":
         ways |= {f"ours {shapes} shapes bfloat16": Ours("bfloat16"), "torch bfloat16": Theirs("bfloat16")}
         work[f"ours {shapes} shapes bfloat16"] = work[f"ours {shapes} shapes"]
-    theirs = their_sample(sources, targets, setting.tokens, count)
+    theirs = training_batches.theirs(sources, targets, setting.tokens, count)
     work |= {name: theirs for name, way in ways.items() if isinstance(way, Theirs)}
     with measure.running(start(ways, setting, work)) as named:
         taken = train_in_turns(named, setting)
@@ -170,14 +174,15 @@ def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
     seconds = per(taken, tokens)
     peers = best_torch(seconds, ways)
     print(f"\n{'real lengths':<26}{'target tokens/s':>18}{'to best torch':>16}{'padding':>10}{'shapes':>10}")
+    padding = {name: training_batches.padding(batches) for name, batches in work.items()}
     results = {}
     for name, times in seconds.items():
         speed, ratio = 1 / statistics.median(times), 1 / measure.ratio(seconds, name, peers[ways[name].dtype])
         met = len({(batch["inputs"].shape, batch["targets"].shape) for batch in work[name]})
-        print(f"{name:<26}{speed:>18,.0f}{ratio:>16.3f}{padding(work[name]):>10.1%}{met:>10}")
+        print(f"{name:<26}{speed:>18,.0f}{ratio:>16.3f}{padding[name]:>10.1%}{met:>10}")
         results[setting.named(f"{name} real_tokens_per_second")] = speed
         results[setting.named(f"{name} real_tokens_speed_vs_torch")] = ratio
-        results[setting.named(f"{name} padding")] = padding(work[name])
+        results[setting.named(f"{name} padding")] = padding[name]
     best = fastest(seconds, plans)
     print(f"    best torch: {peers}; ours in {dtype}: {best}", flush=True)
     return results | {
@@ -199,7 +204,7 @@ def ablations(setting: Setting) -> dict[str, float]:
         "gradients by JAX": dataclasses.replace(ours, plain_gradients=True),
     }
     steps = STEPS[setting.device]
-    with measure.running(start(ways, setting, dict.fromkeys(ways, [dense_batch(setting)] * steps))) as named:
+    with measure.running(start(ways, setting, dict.fromkeys(ways, [setting.dense_batch()] * steps))) as named:
         check(named, ways)
         seconds = per(train_in_turns(named, setting), dict.fromkeys(ways, steps))
     print(f"\n{'ours ' + setting.dtype:<26}{'seconds a step':>16}{'to as it is':>16}")
@@ -263,88 +268,6 @@ def best_torch(seconds: dict[str, list[float]], ways: Ways) -> dict[str, str]:
 
 def fastest(seconds: dict[str, list[float]], names: Sequence[str]) -> str:
     return min(names, key=lambda name: statistics.median(seconds[name]))
-
-
-# --- Batches -----------------------------------------------------------------------------------------------
-
-
-def dense_batch(setting: Setting) -> Batch:
-    """Without padding."""
-    rng, shape = np.random.default_rng(0), (setting.tokens // LENGTH, LENGTH)
-    return {name: rng.integers(3, setting.vocab_size, shape, np.int32) for name in ("inputs", "targets")}
-
-
-def padded_batch(setting: Setting) -> Batch:
-    """The same, cut off: row n is shorter by n, by up to a half."""
-    missing = np.arange(setting.tokens // LENGTH)[:, None] % (LENGTH // 2)
-    return {name: np.where(np.arange(LENGTH) < LENGTH - missing, x, 0) for name, x in dense_batch(setting).items()}
-
-
-def sentences(setting: Setting, corpus: str | None) -> tuple[Any, Any]:
-    """Both sides of the pairs of the second table."""
-    rng = np.random.default_rng(0)
-    sides = wmt_lengths(PAIRS, rng) if corpus is None else corpus_lengths(corpus, setting.vocab_size)
-    return tuple(random_sentences(side, setting.vocab_size, rng) for side in sides)
-
-
-def corpus_lengths(prefix: str, vocab_size: int) -> list[np.ndarray]:
-    """Lengths of the pairs of text, cut into pieces of a vocabulary of their own."""
-    from configs import base_ende
-    from t2t_jax.data.token_store import open_store
-
-    with tempfile.TemporaryDirectory() as directory:
-        fields = {"corpus": "files", "directory": directory, "vocab_size": vocab_size}
-        fields |= dict.fromkeys(("train", "dev", "test"), prefix)
-        store = open_store(base_ende.get_config().data.to_dict() | fields)
-        return [side.lengths() for side in (store.source, store.target)]
-
-
-def random_sentences(of_all: np.ndarray, vocab_size: int, rng: np.random.Generator) -> Any:
-    """Random ids, as many in each sentence as `of_all` says."""
-    from t2t_jax.data.token_store import Sentences
-
-    ends = of_all.cumsum(dtype=np.int64)
-    return Sentences(rng.integers(3, vocab_size, ends[-1], np.int32), ends)
-
-
-def our_sample(sources: Any, targets: Any, tokens: int, shapes: int, packing: bool, count: int) -> list[Batch]:
-    """Batches of an epoch of training."""
-    from t2t_jax.data.batching import Batches
-
-    batches = Batches(sources, targets, tokens_per_batch=tokens, num_buckets=shapes, seed=0, packing=packing)
-    return [batches[step] for step in sample(sorted(range(batches.per_epoch), key=batches.bucket), count)]
-
-
-def their_sample(sources: Any, targets: Any, tokens: int, count: int) -> list[Batch]:
-    """Batches of as many sorted pairs as the longest sentence among them lets in."""
-    source, target = sources.lengths(), targets.lengths()
-    order = np.lexsort((target, source))
-    longest = np.maximum(source, target)[order].tolist()
-    starts, widest = [0], 0
-    for place, length in enumerate(longest):
-        widest = max(widest, length)
-        if widest * (place + 1 - starts[-1]) > tokens:
-            starts.append(place)
-            widest = length
-    groups = np.split(order, starts[1:])
-    return [{"inputs": pad(sources, group), "targets": pad(targets, group)} for group in sample(groups, count)]
-
-
-def sample(batches: Sequence[Any], count: int) -> list[Any]:
-    """Batches that stand for all, which are sorted by length: at even distances."""
-    return [batches[(2 * index + 1) * len(batches) // (2 * count)] for index in range(count)]
-
-
-def pad(side: Any, pairs: np.ndarray) -> np.ndarray:
-    rows = [side[pair] for pair in pairs]
-    longest = max(map(len, rows))
-    return np.stack([np.pad(row, (0, longest - len(row))) for row in rows])
-
-
-def padding(batches: list[Batch]) -> float:
-    """The share of positions, of both sides, that hold no token."""
-    sides = [batch[name] for batch in batches for name in ("inputs", "targets")]
-    return 1 - sum(int(np.count_nonzero(side)) for side in sides) / sum(side.size for side in sides)
 
 
 # --- What runs in processes of their own -------------------------------------------------------------------
@@ -427,7 +350,7 @@ def our_cases(way: Ours, setting: Setting, batches: list[Batch]) -> dict[str, Ca
     def check():
         without_dropout = our_step(dataclasses.replace(way, donate=False), optimizer, config_of(setting, dropout=0.0))
         with jax.default_matmul_precision("highest" if way.dtype == "float32" else None):
-            _, metrics = without_dropout(state, jax.device_put(padded_batch(setting)))
+            _, metrics = without_dropout(state, jax.device_put(setting.padded_batch()))
         return float(metrics["loss"]), float(metrics["gradient_norm"])
 
     width, count = PRODUCTS[setting.device]
@@ -489,7 +412,7 @@ def their_cases(way: Theirs, setting: Setting, batches: list[Batch]) -> dict[str
     from benchmarks.torch_transformer import Trainer, Transformer
 
     longest = max(batch[name].shape[1] for batch in batches for name in ("inputs", "targets"))
-    model = Transformer(setting.shape, setting.vocab_size, max(longest, LENGTH))
+    model = Transformer(setting.shape, setting.vocab_size, max(longest, training_batches.LENGTH))
     with np.load(Path(setting.initial)) as state:
         model.read(state)
     trainer = Trainer(model, label_smoothing=LABEL_SMOOTHING, **dataclasses.asdict(way))
@@ -497,7 +420,7 @@ def their_cases(way: Theirs, setting: Setting, batches: list[Batch]) -> dict[str
     return {
         TRAIN: lambda: trainer.train(on_device),
         STEP: lambda: trainer.train(on_device[:1]),
-        CHECK: lambda: trainer.check(trainer.put(padded_batch(setting))),
+        CHECK: lambda: trainer.check(trainer.put(setting.padded_batch())),
         MATMUL: lambda: trainer.products(*PRODUCTS[setting.device]),
     }
 

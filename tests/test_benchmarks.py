@@ -1,0 +1,113 @@
+"""What every figure of `benchmarks/` rests on: the measuring, and the batches that training is measured with."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+
+from benchmarks import measure, training_batches
+from t2t_jax.data.token_store import Sentences
+
+
+def build(word):
+    calls = []
+
+    def note(name):
+        calls.append(name)
+        return list(calls)
+
+    def fail():
+        raise ValueError(f"{word} failed")
+
+    def rest():
+        time.sleep(0.2)
+
+    return {
+        "process": lambda: (word, os.getpid(), os.environ.get("T2T_JAX_TEST")),
+        "warm": lambda: note("warm"),
+        "work": lambda: note("work"),
+        "rest": rest,
+        "fail": fail,
+    }
+
+
+@pytest.fixture(scope="module")
+def named():
+    systems = [measure.System("a", build, "x", environment={"T2T_JAX_TEST": "1"}), measure.System("b", build, "y")]
+    with measure.running(systems) as named:
+        yield named
+
+
+def test_each_system_has_a_process_and_an_environment_of_its_own(named):
+    (_, (a, a_process, a_set)), (_, (b, b_process, b_set)) = (named[name].run("process") for name in "ab")
+    assert (a, a_set, b, b_set) == ("x", "1", "y", None) and "T2T_JAX_TEST" not in os.environ
+    assert len({a_process, b_process, os.getpid()}) == 3
+
+
+def test_a_system_tells_its_seconds_without_the_pause_before_and_its_errors(named, monkeypatch):
+    monkeypatch.setattr(measure, "_REST", 2.0)
+    assert 0.2 <= named["a"].run("rest")[0] < 2.0
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="x failed"):
+        named["a"].run("fail")
+    assert named["a"].run("rest")[0] >= 0.2  # it still answers
+
+
+def test_turns_are_taken_round_by_round_and_the_first_is_not_counted(named):
+    seconds = measure.take_turns(named, "work", rounds=2, before="warm")
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2}
+    for system in named.values():
+        assert system.run("work")[1] == ["warm", "work"] * 3 + ["work"]
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios():
+    seconds = {"ours": [1.0, 4.0, 6.0], "theirs": [4.0, 1.0, 3.0]}
+    assert measure.ratio(seconds, "ours", "theirs") == 2.0  # the medians' is 4/3
+
+
+def filled(mebibytes):
+    return np.ones(mebibytes * 2**17).nbytes
+
+
+def vanish():
+    os._exit(1)
+
+
+def test_alone_tells_the_peak_of_memory_and_of_a_function_that_vanished():
+    nothing, more = measure.alone(filled, 1), measure.alone(filled, 300)
+    assert (nothing[0], more[0]) == (2**20, 300 * 2**20)
+    assert more[2] - nothing[2] == pytest.approx(299 / 1024, rel=0.1)
+    with pytest.raises(RuntimeError, match="vanish ended without an answer"):
+        measure.alone(vanish)
+
+
+def sentences(*lengths):
+    ends = np.cumsum(lengths)
+    return Sentences(np.arange(3, 3 + ends[-1], dtype=np.int32), ends)
+
+
+def test_their_batches_are_sorted_and_cut_where_the_longest_sentence_would_overflow():
+    sources, targets = sentences(5, 1, 2, 3, 4), sentences(1, 1, 6, 1, 4)
+    batches = training_batches.theirs(sources, targets, tokens=12, count=3)
+    # By source length: 1, 2 (target 6) | 3, 4 | 5.
+    assert [batch["inputs"].shape for batch in batches] == [(2, 2), (2, 4), (1, 5)]
+    assert [batch["targets"].shape for batch in batches] == [(2, 6), (2, 4), (1, 1)]
+    np.testing.assert_array_equal(batches[0]["inputs"], [[8, 0], [9, 10]])
+    assert training_batches.padding(batches[:1]) == pytest.approx(1 - 10 / 16)
+
+
+def test_our_batches_are_those_of_training_and_keep_every_shape():
+    lengths = np.random.default_rng(0).integers(1, 30, (2, 500))
+    sources, targets = sentences(*lengths[0]), sentences(*lengths[1])
+    batches = training_batches.ours(sources, targets, tokens=128, shapes=4, packing=False, count=40)
+    assert len(batches) == 40 and len({tuple(x.shape for x in batch.values()) for batch in batches}) == 4
+    assert all(batch[side].size <= 128 for batch in batches for side in ("inputs", "targets"))
+
+
+def test_dense_batches_have_no_padding_and_padded_ones_some_in_all_rows_but_the_first():
+    dense, padded = training_batches.dense(128, 50), training_batches.padded(128, 50)
+    for side in ("inputs", "targets"):
+        assert dense[side].shape == padded[side].shape == (4, 32) and (dense[side] >= 3).all()
+        assert np.count_nonzero(padded[side], axis=1).tolist() == [32, 31, 30, 29]
+    assert (dense["inputs"] != dense["targets"]).any()
