@@ -3,8 +3,9 @@
     python -m experiments.sweep table3 --workdir=DIR [--rows=base,a_h1] [--seeds=3] [--set train.train_steps=2000 …]
 
 Rows are the files of the folder; table3 is short for configs/table3. `--set SECTION.FIELD=VALUE` changes all of them,
-`--set @NAME` as configs/presets/NAME.py does. Interrupt it whenever you like: the same command trains what is missing,
-each trial from its last checkpoint. A trial that fails or hangs does not stop the others. Each writes to its log.txt.
+`--set @NAME` as configs/presets/NAME.py does. Those of most steps start first. Interrupt it whenever you like: the same
+command trains what is missing, each trial from its last checkpoint. A trial that fails or hangs does not stop the
+others. Each writes to its log.txt.
 
 Trials run on this machine, one on each GPU; without GPUs `--jobs` of them share the cores. With `--launcher=slurm` they
 are jobs, whether this command lives or not; DIR must then be on a disk that the nodes share.
@@ -106,7 +107,8 @@ def parse(path: Path, changes: dict[str, str]) -> Any:
 def sweep(options: argparse.Namespace) -> int:
     """Runs what is missing, and returns the exit code."""
     trials = plan(options.configs, options.workdir, options.rows, options.seeds, options.set)
-    missing = [trial for trial in trials if not trial.result]
+    # Those of most steps first, or one of them would still be running long after all others.
+    missing = sorted((trial for trial in trials if not trial.result), key=lambda trial: -trial.train_steps)
     if options.dry_run:
         print("".join(f"{shlex.join(trial.command)}\n" for trial in missing), end="")
         return 0

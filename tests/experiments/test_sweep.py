@@ -42,6 +42,12 @@ def test_a_dry_run_prints_what_a_person_could_type_and_does_nothing(capsys, tmp_
     ]
 
 
+def test_the_rows_of_most_steps_start_first(capsys, tmp_path):
+    _, lines, _ = dry_run(capsys, "table3", f"--workdir={tmp_path}", "--rows=base,big,c_n2", "--seeds=2")
+    rows = [line.partition("configs/table3/")[2].partition(".py")[0] for line in lines]
+    assert rows == ["big", "big", "base", "c_n2", "base", "c_n2"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
