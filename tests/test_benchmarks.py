@@ -75,9 +75,11 @@ def vanish():
 
 
 def test_alone_tells_the_peak_of_memory_and_of_a_function_that_vanished():
+    ours = np.ones(2**27)  # 1 GiB, which is not theirs
     nothing, more = measure.alone(filled, 1), measure.alone(filled, 300)
     assert (nothing[0], more[0]) == (2**20, 300 * 2**20)
     assert more[2] - nothing[2] == pytest.approx(299 / 1024, rel=0.1)
+    assert more[2] < ours.nbytes / 2**30
     with pytest.raises(RuntimeError, match="vanish ended without an answer"):
         measure.alone(vanish)
 

@@ -169,6 +169,7 @@ def test_rows_are_padded_to_whole_shares():
     assert {shard.data.shape for shard in put.addressable_shards} == {(2, 2)}
 
 
+@pytest.mark.slow
 def test_a_divided_run_saves_resumes_and_translates_like_a_whole_one(tmp_path, monkeypatch):
     """Parameters divided both ways and saved at step 2, then resumed whole on one device, and the other way round."""
     monkeypatch.setattr(sharding, "make_mesh", lambda devices=None, n=1, model_parallel=1: MESHES[model_parallel]())

@@ -35,6 +35,7 @@ def assert_same_run(one, other, step):
     jax.tree.map(np.testing.assert_array_equal, weights(one, step), weights(other, step))
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_run_and_another_seed_another(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         train(tiny_config(tmp_path, train__seed=seed), str(tmp_path / name))
@@ -106,6 +107,7 @@ def test_sigterm_saves_and_exits_with_3_and_kill_9_loses_nothing(tmp_path):
     assert_same_run(tmp_path / "whole", run, 200)
 
 
+@pytest.mark.slow
 def test_a_second_process_in_the_same_folder_is_refused_and_the_first_unharmed(tmp_path):
     first = start(tmp_path, tmp_path / "run")
     wait_for_checkpoint(first, tmp_path / "run")

@@ -158,6 +158,7 @@ def test_a_constraint_that_allows_nothing_leaves_the_sentence_empty_and_says_so(
     assert "allow no translation" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_line_of_5000_subwords_does_not_stop_the_rest(translator, caplog):
     long = "one " * 5000
     first, (found, *_), last = translator.translate(["two two", long, "four"], beam_size=1, max_extra_length=3)
