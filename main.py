@@ -43,8 +43,8 @@ def evaluate(args: flags.FlagValues) -> None:
     workdir = required(args, "workdir")
     from t2t_jax.evaluation.evaluate import evaluate_run
 
-    files = {name: args[name].value for name in ("source", "reference", "output")}
-    print(json.dumps(evaluate_run(workdir, step=args.step, **files, **decode_options(args)), indent=2))
+    given = {name: args[name].value for name in ("source", "reference", "output", "dtype")}
+    print(json.dumps(evaluate_run(workdir, step=checkpoint(args.step), **given, **decode_options(args)), indent=2))
 
 
 def translate(args: flags.FlagValues) -> None:
@@ -54,15 +54,17 @@ def translate(args: flags.FlagValues) -> None:
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p) if args.sample else None
     names = ("n_best", "min_length", "no_repeat_ngram", "groups", "diversity", "target_prefix", "seed", "dtype")
-    options = decode_options(args) | {name: args[name].value for name in (*names, "output_format", "step")}
-    translate_run(workdir, sys.stdin.buffer, sys.stdout, sampling=sampling, **options)
+    options = decode_options(args) | {name: args[name].value for name in (*names, "output_format")}
+    step = checkpoint(args.step)
+    translate_run(workdir, sys.stdin.buffer, sys.stdout, sampling=sampling, step=step, **options)
 
 
 def score(args: flags.FlagValues) -> None:
     workdir, source, target = (required(args, name) for name in ("workdir", "source", "target"))
     from t2t_jax.decoding.translator import load, score_files
 
-    for score in score_files(load(workdir, args.step), source, target):
+    translator = load(workdir, checkpoint(args.step), dtype=args.dtype or "float32")
+    for score in score_files(translator, source, target):
         print(json.dumps(dataclasses.asdict(score)))
 
 
@@ -80,7 +82,7 @@ def export(args: flags.FlagValues) -> None:
     workdir, format, output = (required(args, name) for name in ("workdir", "format", "output"))
     from t2t_jax.interop.export import export_run
 
-    export_run(workdir, format=format, output=output, step=args.step)
+    export_run(workdir, format=format, output=output, step=checkpoint(args.step))
 
 
 MODES = {mode.__name__: mode for mode in (train, prepare, evaluate, translate, score, average, export)}
@@ -102,18 +104,18 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
             "reference": (None, "Its reference translations, for --mode=evaluate."),
             "output": (
                 None,
-                "Where --mode=evaluate writes its scores instead of RUN/result.json; --mode=export's folder.",
+                "Where --mode=evaluate writes its scores instead of RUN/evaluations; --mode=export's folder.",
             ),
             "format": (None, "What --mode=export writes: marian, ctranslate2 or safetensors."),
             "profile_steps": (None, "Trace these steps of training to RUN/profile: first,last."),
             "coordinator": (None, "HOST:PORT of process 0, where several processes train one run."),
             "steps": (None, "Average the checkpoints at these steps: a,b,c."),
+            "step": (None, "A checkpoint's number, last or averaged; by default averaged if there is one, else last."),
             "target_prefix": (None, "A text file: how the translation of each line begins."),
         },
         flags.DEFINE_integer: {
             "num_processes": (None, "How many processes train the run."),
             "process_id": (None, "Which of them this one is, from 0."),
-            "step": (None, "The checkpoint; by default the averaged one if there is one, else the last."),
             "last": (None, "Average this many of the newest checkpoints."),
             "n_best": (1, "Translations of each sentence."),
             "min_length": (0, "Subwords a translation has at least, EOS included."),
@@ -136,7 +138,10 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
             kind(name, default, text, flag_values=args)
     flags.DEFINE_enum("mode", "train", list(MODES), "What to do.", flag_values=args)
     flags.DEFINE_enum("output_format", "text", ["text", "jsonl"], "Of --mode=translate.", flag_values=args)
-    flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "What to compute in.", flag_values=args)
+    flags.DEFINE_enum(
+        "dtype", None, ["float32", "bfloat16"], "What to compute in: float32; for evaluate, the run's evaluate.dtype.",
+        flag_values=args,
+    )  # fmt: skip
     flags.DEFINE_boolean(
         "distributed", False, "One of several processes, as Slurm or the cloud's manager says.", flag_values=args
     )
@@ -214,6 +219,15 @@ def number_range(name: str, value: str | None) -> tuple[int, int] | None:
     if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
         raise InputError(f"--{name}={value}: must be first,last, as in 10,12")
     return int(first), int(last)
+
+
+def checkpoint(step: str | None) -> int | str | None:
+    """The number of a checkpoint, or its name."""
+    if step in (None, "last", "averaged"):
+        return step
+    if not step.isdecimal():
+        raise InputError(f"--step={step}: must be the number of a checkpoint, last or averaged")
+    return int(step)
 
 
 def step_list(steps: str | None) -> list[int] | None:

@@ -78,6 +78,7 @@ def get_config() -> ml_collections.ConfigDict:
     train.dtype = "float32"  # of the layers' arithmetic; or 'bfloat16'. Parameters are float32
     train.accumulate = 0  # parts a batch is taken in, the result is the same; 0 for as few as the memory allows
     train.log_interval = 100  # steps
+    train.on_nonfinite = "halt"  # where a loss, gradient or parameter is NaN or infinite; or 'skip' that update
 
     config.machine = machine = ml_collections.ConfigDict()  # how the devices are used; no field changes the experiment
     machine.engine = "jit"  # or 'pmap', the older way: the same for data parallelism
@@ -101,6 +102,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     config.evaluate = evaluate = ml_collections.ConfigDict()
     evaluate.interval_steps = 5000  # dev perplexity and BLEU; 0 for never
+    evaluate.dtype = "float32"  # of the translator that is evaluated, whatever it was trained in; or 'bfloat16'
     evaluate.samples = 10  # test translations printed at the end
 
     return config.lock()

@@ -1,27 +1,39 @@
 """§6.1: saving, restoring and averaging checkpoints, with Orbax and a checksum of every file.
 
-Orbax makes a save all-or-nothing but keeps no checksum of large arrays. Each step's folder therefore gets a
-manifest of SHA-256 sums as its last file; a step without one is an unfinished save and is not used.
+Orbax keeps no checksum of large arrays. Each step is therefore written to a folder of another name, gets a manifest of
+SHA-256 sums as its last file, and only then its own name, the number of the step; older ones go after that. So a folder
+that has a number for a name is complete, and one that does not match its manifest is damaged.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
-from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from t2t_jax import sharding
-from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.files import read_json, sha256, write_json
+from t2t_jax.errors import DamagedError, InputError, InterruptedRun
+from t2t_jax.files import alone_in, read_object, replace_folder, sha256, storage_errors, write_object
 
 _MANIFEST = "manifest.json"
+_UNFINISHED, _REMOVED = ".unfinished", ".removed"  # endings of the names of what is being written or deleted
+_ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of what Orbax is writing
+
+_ATTEMPTS = 20  # to read what is newest while it is being replaced
 
 Tree = Any
+Read = TypeVar("Read")
+
+
+class AbsentError(InputError):
+    """There is no such step, or not any more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,77 +47,101 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints in one folder, the newest `keep` of them kept."""
+    """The checkpoints in one folder, to read. Nothing is ever changed: another process may be writing there."""
 
-    def __init__(self, directory: Path, keep: int | None = None):
+    def __init__(self, directory: Path):
         self.directory = directory.absolute()
-        policy = preservation_policy.LatestN(keep) if keep else None
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=policy, cleanup_tmp_directories=True, enable_async_checkpointing=False
-        )
-        handlers = {name: ocp.StandardCheckpointHandler() for name in ("params", "optimizer")}
-        handlers["metadata"] = ocp.JsonCheckpointHandler()
-        self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers)
+        arrays = {name: ocp.StandardCheckpointHandler() for name in ("params", "optimizer")}
+        handler = ocp.CompositeCheckpointHandler(**arrays, metadata=ocp.JsonCheckpointHandler())
+        self._orbax = ocp.Checkpointer(handler)
 
     def steps(self) -> list[int]:
-        """Steps with a manifest, ascending; their files are checked when one is restored."""
-        return sorted(s for s in self._manager.all_steps() if (self._folder(s) / _MANIFEST).is_file())
+        """All steps, ascending, damaged ones included: their files are checked when one is restored."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal() and path.is_dir())
 
-    def save(self, step: int, params: Tree, optimizer: Tree | None, metadata: dict[str, Any]) -> None:
-        """Writes a step, then its manifest; returns when both are on disk. Replaces the step if it is there."""
-        if step in self._manager.all_steps():
-            self._manager.delete(step)
-        items = {"params": ocp.args.StandardSave(params), "metadata": ocp.args.JsonSave(metadata)}
-        if optimizer is not None:
-            items["optimizer"] = ocp.args.StandardSave(optimizer)
-        self._manager.save(step, args=ocp.args.Composite(**items), force=True)
-        self._manager.wait_until_finished()
-        folder = self._folder(step)
-        if sharding.is_main():
-            sums = {str(path.relative_to(folder)): sha256(path) for path in _files(folder)}
-            write_json(folder / _MANIFEST, sums)
-        sharding.wait_for_all(f"manifest of {folder}")
+    def newest_good(self, count: int) -> list[int]:
+        """The newest `count` undamaged steps, ascending; says which damaged ones it passed over."""
+        good = []
+        for step in reversed(self.steps()):
+            if len(good) == count:
+                break
+            try:
+                self._verify(step)
+                good.insert(0, step)
+            except DamagedError as error:
+                logging.error("%s; using the checkpoint before it", error)
+            except AbsentError:  # deleted since by the process that trains
+                continue
+        return good
 
     def restore_latest(self, params: Tree, optimizer: Tree) -> Checkpoint | None:
-        """The newest undamaged step, or None where nothing was saved; says so when it had to go back.
+        """The newest undamaged step, or None where there is no step; says so when it had to go back.
 
         `params` and `optimizer` give shapes, dtypes and shardings (`jax.ShapeDtypeStruct` leaves).
         """
-        steps = self.steps()
-        for step in reversed(steps):
-            try:
-                return self.restore(step, params, optimizer)
-            except DamagedError as error:
-                logging.error("%s; trying the checkpoint before it", error)
-        if steps:
+        if good := self.newest_good(1):
+            return self._restore(good[0], params, optimizer)
+        if self.steps():
             raise DamagedError(f"{self.directory}: every checkpoint is damaged; nothing can be resumed from it")
         return None
 
     def restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
         """One step, its files checked against the manifest; NumPy arrays where no sharding is given."""
+        self._verify(step)
+        return self._restore(step, params, optimizer)
+
+    def param_shapes(self, step: int) -> Tree:
+        """Shapes and dtypes of the parameters saved at `step`."""
+        with self._reading(step):
+            saved = self._orbax.metadata(self._folder(step)).item_metadata["params"]
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.tree)
+
+    def _restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
         self._check_shapes(step, params)
         items = {"params": ocp.args.StandardRestore(_placed(params)), "metadata": ocp.args.JsonRestore()}
         if optimizer is not None:
             items["optimizer"] = ocp.args.StandardRestore(_placed(optimizer))
-        restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+        with self._reading(step):
+            restored = self._orbax.restore(self._folder(step), args=ocp.args.Composite(**items))
         return Checkpoint(step, restored.params, restored.get("optimizer"), restored.metadata)
 
-    def _verify(self, step: int) -> None:
-        folder = self._folder(step)
-        if not (folder / _MANIFEST).is_file():
-            known = ", ".join(map(str, self.steps())) or "none"
-            raise InputError(f"step: {self.directory} has no checkpoint {step}; it has {known}")
-        sums = read_json(folder / _MANIFEST)
-        for name, expected in sums.items():
-            path = folder / name
-            if not path.is_file() or sha256(path) != expected:
-                raise DamagedError(f"checkpoint {step} is damaged: {path} does not match its checksum")
+    @contextlib.contextmanager
+    def _reading(self, step: int) -> Iterator[None]:
+        """Refuses a step that is not there, or not any more, and names one that cannot be read."""
+        try:
+            yield
+        except InterruptedRun:
+            raise
+        except Exception as error:  # Orbax raises whatever its parts do
+            if not self._folder(step).is_dir():
+                raise self._absent(step) from None
+            reason = " ".join(str(error).split())[:300]
+            if not isinstance(error, DamagedError):
+                reason = f"{self._folder(step)} can't be read ({reason})"
+            raise DamagedError(f"checkpoint {step} is damaged: {reason}") from error
 
-    def param_shapes(self, step: int) -> Tree:
-        """Shapes and dtypes of the parameters saved at `step`."""
-        self._verify(step)
-        saved = self._manager.item_metadata(step)["params"]
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.tree)
+    def read_newest(self, read: Callable[[], Read]) -> Read:
+        """`read()`; once more where a step it has found is deleted by a process that trains before it is read."""
+        for _ in range(_ATTEMPTS):
+            with contextlib.suppress(AbsentError):
+                return read()
+        raise InputError(f"step: the checkpoints in {self.directory} are replaced faster than read; name one by number")
+
+    def _absent(self, step: int) -> AbsentError:
+        known = ", ".join(map(str, self.steps())) or "none"
+        return AbsentError(f"step: {self.directory} has no checkpoint {step}; it has {known}")
+
+    def _verify(self, step: int) -> None:
+        """Compares every file with the manifest."""
+        folder = self._folder(step)
+        with self._reading(step):
+            sums = read_object(folder / _MANIFEST)
+            found = {str(path.relative_to(folder)): path for path in _files(folder) if path.name != _MANIFEST}
+            for name in sorted(sums.keys() | found.keys()):
+                if name not in found or sha256(found[name]) != sums.get(name):
+                    raise DamagedError(f"{folder / name} does not match its checksum")
 
     def _check_shapes(self, step: int, params: Tree) -> None:
         """Orbax casts silently and reports a wrong shape as a missing entry: name the difference instead."""
@@ -122,7 +158,52 @@ class Checkpoints:
 
     def close(self) -> None:
         """Ends Orbax's threads."""
-        self._manager.close()
+        self._orbax.close()
+
+
+class CheckpointWriter(Checkpoints):
+    """The checkpoints in one folder, the newest `keep` of them kept; for the process, or processes, that train."""
+
+    def __init__(self, directory: Path, keep: int | None = None):
+        super().__init__(directory)
+        self._keep = keep
+
+    def save(self, step: int, params: Tree, optimizer: Tree | None, metadata: dict[str, Any]) -> None:
+        """Writes a step; returns when it is complete and on disk. It becomes the newest: later ones are deleted."""
+        items = {"params": ocp.args.StandardSave(params), "metadata": ocp.args.JsonSave(metadata)}
+        if optimizer is not None:
+            items["optimizer"] = ocp.args.StandardSave(optimizer)
+        unfinished = self.directory / f"{step}{_UNFINISHED}"
+        failed = f"checkpoint {step} could not be saved; those before it are intact, the same command resumes"
+        with storage_errors(failed), self._alone():
+            self._orbax.save(unfinished, args=ocp.args.Composite(**items))
+            if sharding.is_main():
+                sums = {str(path.relative_to(unfinished)): sha256(path) for path in _files(unfinished)}
+                write_object(unfinished / _MANIFEST, sums)
+                replace_folder(unfinished, self._folder(step), self.directory / f"{step}{_REMOVED}")
+                self._delete_old(step)
+        sharding.wait_for_all(f"checkpoint {step} of {self.directory}")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """The main process alone writes here, without what a killed save has left."""
+        if not sharding.is_main():
+            yield
+            return
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with alone_in(self.directory):
+            for path in self.directory.iterdir():
+                if path.name.endswith((_UNFINISHED, _REMOVED)) or _ORBAX_UNFINISHED in path.name:
+                    shutil.rmtree(path)
+            yield
+
+    def _delete_old(self, newest: int) -> None:
+        steps = self.steps()
+        kept = [step for step in steps if step <= newest][-self._keep if self._keep else None :]
+        for step in set(steps) - set(kept):
+            removed = self.directory / f"{step}{_REMOVED}"
+            os.rename(self._folder(step), removed)  # first the name, so that no reader finds half of it
+            shutil.rmtree(removed)
 
 
 def _placed(shapes: Tree) -> Tree:
@@ -140,7 +221,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def average(source: Checkpoints, steps: Sequence[int], target: Checkpoints) -> Checkpoint:
+def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter) -> Checkpoint:
     """Saves the arithmetic mean of the parameters at `steps`, summed in float64 (§6.1), as a step of `target`.
 
     It has no optimiser state, so nothing can be trained on from it.
@@ -156,14 +237,28 @@ def average(source: Checkpoints, steps: Sequence[int], target: Checkpoints) -> C
     return Checkpoint(steps[-1], params, None, metadata)
 
 
+def average_last(source: Checkpoints, count: int, target: CheckpointWriter) -> Checkpoint:
+    """`average` of the newest `count` undamaged checkpoints, or of as many as there are, said aloud."""
+
+    def read() -> Checkpoint:
+        steps = source.newest_good(count)
+        if not steps:
+            raise DamagedError(f"{source.directory}: no undamaged checkpoint; there is nothing to average")
+        if len(steps) < count:
+            logging.warning("%s has %d undamaged checkpoints in place of %d", source.directory, len(steps), count)
+        return average(source, steps, target)
+
+    return source.read_newest(read)
+
+
 def average_run(checkpoints: Path, averaged: Path, *, last: int | None, steps: Sequence[int] | None) -> Checkpoint:
     """Averages the `last` checkpoints in one folder, or those at `steps`, into another, replacing what it held."""
-    source = Checkpoints(checkpoints)
-    known = source.steps()
+    source, target = Checkpoints(checkpoints), CheckpointWriter(averaged, keep=1)
     if (last is None) == (steps is None):
         raise InputError("give either --last=N or --steps=a,b,c")
-    if last is not None:
-        if not 1 <= last <= len(known):
-            raise InputError(f"last must be between 1 and the {len(known)} checkpoints in {checkpoints}; got {last}")
-        steps = known[-last:]
-    return average(source, steps, Checkpoints(averaged, keep=1))
+    if steps is not None:
+        return average(source, sorted(steps), target)
+    if not 1 <= last <= len(source.steps()):
+        known = len(source.steps())
+        raise InputError(f"last must be between 1 and the {known} checkpoints in {checkpoints}; got {last}")
+    return average_last(source, last, target)

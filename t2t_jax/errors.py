@@ -4,6 +4,8 @@ Anything else that is raised is a bug of ours and exits with 1 and a traceback.
 """
 
 import difflib
+import errno
+import os
 import sys
 from collections.abc import Callable, Iterable
 
@@ -42,6 +44,23 @@ def choice(field: str, value: str, allowed: Iterable[str]) -> str:
     raise InputError(f"{field}: unknown value {value!r}; {hint}known: {', '.join(allowed)}")
 
 
+# What the file system refuses, and no change of ours could mend.
+_STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP,
+            errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST)  # fmt: skip
+_NAMED_IN_TEXT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+def storage_reason(error: BaseException) -> str | None:
+    """Why the file system refused, such as "No space left on device"; None for an error of another kind.
+
+    Libraries in C++ say it in the text of errors of their own.
+    """
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        return os.strerror(error.errno)
+    found = (os.strerror(number) for number in _NAMED_IN_TEXT if os.strerror(number) in str(error))
+    return next(found, None)
+
+
 def exit_code_of(command: Callable[[], int | None]) -> int:
     """What a process returns that runs `command`, which may return a code itself; a reason to stop is one line."""
     try:
@@ -49,3 +68,9 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
     except StopError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or storage_reason(error) is None:
+            raise
+        where = error.filename2 or error.filename or "a file"
+        print(f"error: {where}: {storage_reason(error)}; mend that, or give another path", file=sys.stderr)
+        return InputError.exit_code

@@ -1,15 +1,20 @@
-"""Reading and writing files safely: UTF-8 lines, whole-or-nothing JSON, checksums."""
+"""Reading and writing files safely: UTF-8 lines, JSON that is whole or absent, checksums, file locks."""
 
 import contextlib
+import ctypes
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from t2t_jax.errors import InputError
+from t2t_jax.errors import DamagedError, InputError, storage_reason
+
+_CHECKSUM = "checksum"  # the key under which a JSON object holds the SHA-256 of everything else in it
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -38,8 +43,39 @@ def read_text(field: str, path: str | Path) -> list[str]:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file."""
-    return json.loads(path.read_text("utf-8"))
+    """The value in a JSON file; refuses a damaged one by name."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DamagedError(f"{path} is missing; restore it, or start anew in another folder") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested without end
+        reason = " ".join(str(error).split())[:100]
+        raise DamagedError(
+            f"{path} is damaged: not JSON ({reason}); restore it, or start anew in another folder"
+        ) from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, without its checksum, which is compared where there is one (`write_object`)."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise DamagedError(f"{path} is damaged: {type(value).__name__} in place of an object")
+    expected = value.pop(_CHECKSUM, None)
+    if expected not in (None, _digest(value)):
+        raise DamagedError(
+            f"{path} is damaged or was edited: it does not match its own checksum; restore it (what a command "
+            "should do differently is said by its flags)"
+        )
+    return value
+
+
+def write_object(path: Path, value: dict[str, Any]) -> None:
+    """`write_json` with the SHA-256 of the value in it, so that `read_object` notices any change."""
+    write_json(path, value | {_CHECKSUM: _digest(value)})
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -50,16 +86,68 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes text, one line each, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(line + "\n" for line in lines), "utf-8")
-    os.replace(partial, path)
+    write_bytes(path, "".join(line + "\n" for line in lines).encode())
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as indented JSON, whole or not at all."""
     write_lines(path, [json.dumps(value, indent=2, ensure_ascii=False)])
+
+
+@contextlib.contextmanager
+def storage_errors(failed: str) -> Iterator[None]:
+    """A full, read-only or failing disk becomes one line: what `failed`, and why."""
+    try:
+        yield
+    except Exception as error:  # tensorstore's are of several types
+        reason = storage_reason(error)
+        if reason is None:
+            raise
+        raise InputError(f"workdir: {failed} ({reason})") from error
+
+
+def check_output(field: str, path: str | Path) -> Path:
+    """The path of a file to be written later; refuses now what would fail then."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        raise InputError(f"{field}={path}: is a folder; give the path of a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{field}={path}: no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"{field}={path}: can't be written to; give a path that can")
+    return path
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
+
+
+def replace_folder(new: Path, path: Path, removed: Path) -> None:
+    """Gives `new` the name `path`, whose folder, if there is one, is deleted under the name `removed`.
+
+    At every moment one of the two has the name, where the file system can exchange names.
+    """
+    if not path.exists():
+        os.rename(new, path)
+        return
+    names = os.fsencode(new), os.fsencode(path)
+    failed = ctypes.CDLL(None, use_errno=True).renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
+    if not failed:
+        os.rename(new, removed)
+    elif ctypes.get_errno() in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+        os.rename(path, removed)
+        os.rename(new, path)
+    else:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    shutil.rmtree(removed)
 
 
 def sha256(path: Path) -> str:

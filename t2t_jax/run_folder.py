@@ -1,23 +1,41 @@
-"""What a run leaves behind: config.json, vocab.model, metrics.jsonl and TensorBoard events, result.json.
+"""What a run leaves behind: config.json, vocab.model, metrics.jsonl and TensorBoard events, result.json, evaluations.
 
-Reading a run never executes code: everything but the weights is JSON or a SentencePiece model.
+Reading a run never executes code: everything but the weights is JSON or a SentencePiece model. The JSON files that
+numbers are computed from hold their own checksum.
 """
 
+import hashlib
 import json
-import shutil
+import numbers
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import tensorboardX
+from absl import logging
 
-from t2t_jax.errors import InputError
-from t2t_jax.files import flat, hold, read_json, write_json
+from t2t_jax.errors import DamagedError, InputError, StopError, storage_reason
+from t2t_jax.files import flat, hold, read_object, write_bytes, write_lines, write_object
 
 # What may change between the parts of a run that was stopped and resumed: nothing that moves the weights. Where
 # text lies may change, since checkpoints name the text itself.
 _FREE_SECTIONS = ("checkpoint", "decode", "evaluate", "machine")
 _FREE_FIELDS = ("train.train_steps", "train.log_interval", "train.accumulate", "data.directory", "data.train",
-                "data.dev", "data.test")  # fmt: skip
+                "data.dev", "data.test", "train.on_nonfinite")  # fmt: skip
+
+# Fields that every config.json has, those of imported runs too. The model's own check themselves.
+_NEEDED = {
+    "model.d_model": int,
+    "data.corpus": str,
+    "data.max_length": int,
+    "data.source_language": str,
+    "data.target_language": str,
+    "decode.beam_size": int,
+    "decode.alpha": numbers.Real,
+    "decode.max_extra_length": int,
+}
+
+_HOW_TO_GO_ON = "restore it, or, to start anew on purpose, delete {} or choose another --workdir"
 
 
 class RunFolder:
@@ -29,8 +47,10 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.averaged = self.path / "averaged"
         self.result = self.path / "result.json"
+        self._evaluations = self.path / "evaluations"
         self._metrics = self.path / "metrics.jsonl"
         self._config = self.path / "config.json"
+        self._last_saved = self.path / "last_saved.json"
         self._events = None
         self._lock = None
 
@@ -44,19 +64,72 @@ class RunFolder:
 
     @classmethod
     def start(cls, path: str | Path, config: dict[str, Any], writes: bool = True) -> "RunFolder":
-        """The folder of a run about to train: new, or one with the same config to resume. The writer locks it."""
+        """The folder of a run about to train: new, or one with the same config to resume. The writer locks it.
+
+        Nothing in it is changed before `begin`.
+        """
         run = cls(path, writes)
-        run.path.mkdir(parents=True, exist_ok=True)
         if writes:
             run._lock_folder()
-        if run._config.is_file():
-            run._check_same(config)
-        if writes:
-            write_json(run._config, config)
+        try:
+            run._check_start(config)
+        except StopError:
+            run.close()
+            raise
         return run
 
+    def _check_start(self, config: dict[str, Any]) -> None:
+        if self._config.is_file():
+            self._check_same(config)
+        elif self.has_been_trained():
+            raise DamagedError(
+                f"{self._config} is missing, but the run has been trained; {_HOW_TO_GO_ON.format(self.path)}"
+            )
+
+    def begin(self, config: dict[str, Any], vocabulary: bytes, step: int) -> None:
+        """Writes what reading the run needs, and opens the logs, once it is known that training can go on at `step`.
+
+        What an interrupted run logged beyond that step is dropped.
+        """
+        if not self.writes:
+            return
+        kept = [line for line, record in self._read_metrics() if record["step"] <= step]
+        self.describe(config, vocabulary)
+        write_lines(self._metrics, kept)
+        self._events = tensorboardX.SummaryWriter(str(self.path / "tensorboard"), purge_step=step + 1)
+
+    def describe(self, config: dict[str, Any], vocabulary: bytes) -> None:
+        """Writes the configuration and the vocabulary: with a checkpoint, all that reading the run needs."""
+        write_object(self._config, config)
+        write_bytes(self.vocabulary, vocabulary)
+
+    def has_been_trained(self) -> bool:
+        """Whether a checkpoint has ever been completed here, or anything else was left by one that has."""
+        return any(path.exists() for path in (self._last_saved, self.checkpoints, self.result, self._metrics))
+
+    def note_saved(self, step: int) -> None:
+        """To be called when a checkpoint is complete: from now on a run without one is damaged, not new."""
+        if self.writes:
+            write_object(self._last_saved, {"step": step})
+
+    def check_found(self, step: int | None) -> None:
+        """Refuses to begin a trained run at step 0; `step` is the newest checkpoint's, None without one."""
+        saved = read_object(self._last_saved).get("step") if self._last_saved.exists() else None
+        if step is None and (saved is not None or self.result.exists()):
+            raise DamagedError(
+                f"{self.checkpoints} holds no checkpoint, but one of step {saved or 'unknown'} was saved there; "
+                f"{_HOW_TO_GO_ON.format(self.path)}"
+            )
+        if step is not None and saved is not None and step < saved:
+            logging.error("%s: the last checkpoint was of step %s; going on from step %d", self.path, saved, step)
+
     def _lock_folder(self) -> None:
-        self._lock = hold(self.path / ".lock")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(self.path / ".lock")
+        except OSError as error:
+            reason = storage_reason(error) or error
+            raise InputError(f"workdir: can't write to {self.path} ({reason}); choose another folder") from None
         if self._lock is None:
             raise InputError(f"workdir: another process is training in {self.path}; choose another folder")
 
@@ -72,26 +145,45 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run's whole configuration, as plain values."""
-        return read_json(self._config)
+        """The run's whole configuration, as plain values; what reading a run needs has been checked."""
+        config = read_object(self._config)
+        for field, kind in _NEEDED.items():
+            section, name = field.split(".")
+            fields = config.get(section)
+            value = fields.get(name) if isinstance(fields, dict) else None
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise DamagedError(
+                    f"{self._config} is damaged: {field} is {value!r}, not a {kind.__name__}; restore it"
+                )
+        return config
 
     def decode_options(self, **given: Any) -> dict[str, Any]:
         """The run's own options of decoding, replaced by those `given` that are not None."""
         return self.config["decode"] | {name: value for name, value in given.items() if value is not None}
 
-    def copy_vocabulary(self, source: Path) -> None:
-        """Keeps the vocabulary with the run, so that reading it needs nothing else."""
-        shutil.copyfile(source, self.vocabulary)
+    def keep_evaluation(self, scores: dict[str, Any], conditions: dict[str, Any]) -> Path:
+        """Stores the scores of an evaluation, never over those of one under other conditions."""
+        digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:8]
+        self._evaluations.mkdir(exist_ok=True)
+        path = self._evaluations / f"step_{conditions['step']}_{digest}.json"
+        write_object(path, scores | conditions)
+        return path
 
-    def start_metrics(self, step: int) -> None:
-        """Opens the logs to go on after `step`, dropping what an interrupted run logged beyond it."""
-        if not self.writes:
-            return
-        if self._metrics.is_file():
-            lines = self._metrics.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-            self._metrics.write_text("".join(kept))
-        self._events = tensorboardX.SummaryWriter(str(self.path / "tensorboard"), purge_step=step + 1)
+    def _read_metrics(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each whole line of metrics.jsonl and its record; a torn last one, which a kill leaves, is dropped aloud."""
+        *lines, torn = self._metrics.read_bytes().split(b"\n") if self._metrics.exists() else [b""]
+        if torn:
+            logging.warning("%s: dropped an unfinished last line of %d bytes", self._metrics, len(torn))
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line)
+                assert isinstance(record["step"], int)
+            except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+                raise DamagedError(
+                    f"{self._metrics}, line {number}: not a record of a step; delete that line, and the same command "
+                    "resumes"
+                ) from None
+            yield line.decode(), record
 
     def log(self, step: int, **metrics: float) -> None:
         """Appends one line to metrics.jsonl and the same numbers to TensorBoard."""

@@ -1,11 +1,16 @@
 import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2t_jax.checkpoints import Checkpoints, average, average_run
+from t2t_jax.checkpoints import Checkpoints, CheckpointWriter, average, average_last, average_run
 from t2t_jax.errors import DamagedError, InputError
 
 
@@ -19,7 +24,7 @@ def shapes(value=0.0):
 
 @pytest.fixture
 def checkpoints(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
+    checkpoints = CheckpointWriter(tmp_path / "checkpoints", keep=3)
     for step in (10, 20, 30, 40):
         checkpoints.save(step, tree(float(step)), {"mu": tree(step / 2), "count": jnp.array(step)}, {"seed": step})
     return checkpoints
@@ -36,7 +41,11 @@ def flip_bit(path):
 
 
 def files(checkpoints, step):
-    return [p for p in (checkpoints.directory / str(step)).rglob("*") if p.is_file() and p.name != "manifest.json"]
+    return [p for p in (checkpoints.directory / str(step)).rglob("*") if p.is_file()]
+
+
+def everything(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def test_what_is_saved_comes_back_and_only_the_newest_are_kept(checkpoints):
@@ -70,8 +79,113 @@ def test_missing_files_and_manifests_fall_back_too(checkpoints):
     files(checkpoints, 40)[0].unlink()
     assert checkpoints.restore_latest(shapes(), optimizer_shapes()).step == 30
     (checkpoints.directory / "30" / "manifest.json").unlink()
-    assert checkpoints.steps() == [20, 40]
     assert checkpoints.restore_latest(shapes(), optimizer_shapes()).step == 20
+    (checkpoints.directory / "20" / "planted").write_text("not in the manifest")
+    with pytest.raises(DamagedError, match="every checkpoint is damaged"):
+        checkpoints.restore_latest(shapes(), optimizer_shapes())
+
+
+def test_every_bit_of_a_manifest_counts(checkpoints):
+    path = checkpoints.directory / "40" / "manifest.json"
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 7):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            checkpoints._verify(40)
+        except DamagedError as error:
+            assert "checkpoint 40 is damaged" in str(error)
+        else:
+            assert json.loads(data) == json.loads(whole), f"bit {bit} was not noticed"
+    path.write_bytes(b"{}")
+    with pytest.raises(DamagedError, match="does not match its checksum"):
+        checkpoints._verify(40)
+
+
+def test_reading_changes_nothing(checkpoints, tmp_path):
+    """Orbax's manager, made for reading, would delete what another process is writing."""
+    for name in ("50.orbax-checkpoint-tmp", "50.unfinished.orbax-checkpoint-tmp", "50.unfinished", "10.removed"):
+        (checkpoints.directory / name / "params").mkdir(parents=True)
+    before = everything(checkpoints.directory)
+    reader = Checkpoints(checkpoints.directory)
+    assert reader.steps() == [20, 30, 40]
+    reader.restore_latest(shapes(), optimizer_shapes())
+    average(reader, [20, 30], CheckpointWriter(tmp_path / "averaged"))
+    assert Checkpoints(tmp_path / "none").steps() == []
+    assert everything(checkpoints.directory) == before and not (tmp_path / "none").exists()
+    checkpoints.save(50, tree(50.0), {"mu": tree(1.0), "count": jnp.array(1)}, {})
+    assert sorted(path.name for path in checkpoints.directory.iterdir()) == ["30", "40", "50"]
+
+
+SAVE = """
+import os, sys
+import jax.numpy as jnp
+from t2t_jax import checkpoints
+from tests.test_checkpoints import tree
+
+name, count = sys.argv[2], 0
+
+def die(event, arguments):  # at the n-th rename, or before anything is deleted
+    global count
+    if event == name and "checkpoints" in str(arguments[0]):
+        count += 1
+        if count == int(sys.argv[3]):
+            os.kill(os.getpid(), 9)
+
+writer = checkpoints.CheckpointWriter(checkpoints.Path(sys.argv[1]), keep=1)
+sys.addaudithook(die)
+writer.save(int(sys.argv[4]), tree(7.0), None, {})
+print("saved", count)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("event", ["os.rename", "os.rmdir"])
+def test_a_kill_at_any_point_of_a_save_leaves_a_complete_step(tmp_path, event):
+    """With keep=1, and with a step that replaces itself: never none, never half of one."""
+    CheckpointWriter(tmp_path / "checkpoints", keep=1).save(1, tree(1.0), None, {})
+    reached = 0
+    for step in (1, 2):
+        for count in range(1, 20):
+            command = [sys.executable, "-c", SAVE, str(tmp_path / "checkpoints"), event, str(count), str(step)]
+            root = Path(__file__).parents[1]
+            done = subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True)
+            good = Checkpoints(tmp_path / "checkpoints").newest_good(1)
+            assert good in ([1], [step]), (count, done.stderr)
+            if done.returncode == 0:
+                break
+            reached += 1
+        assert done.returncode == 0 and good == [step], done.stderr
+    assert reached >= 2
+
+
+def test_a_full_disk_is_one_line_and_the_steps_before_are_intact(checkpoints):
+    """Files may have no more than 10,000 bytes for a while."""
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))
+    try:
+        with pytest.raises(InputError, match=r"checkpoint 50 could not be saved; .* intact.*File too large"):
+            checkpoints.save(50, {"x": jnp.zeros(10_000) + jnp.arange(10_000)}, None, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert checkpoints.newest_good(5) == [20, 30, 40]
+
+
+def test_a_step_becomes_the_newest_even_where_later_ones_were_damaged(checkpoints):
+    """Behind a fallback to 20: step 25 is newer than the damaged 30 and 40, and must not go instead of them."""
+    checkpoints.save(25, tree(25.0), None, {})
+    assert checkpoints.steps() == [20, 25]
+
+
+def test_averages_pass_over_damaged_steps_aloud(checkpoints, tmp_path, caplog):
+    flip_bit(files(checkpoints, 30)[0])
+    averaged = average_last(checkpoints, 2, CheckpointWriter(tmp_path / "averaged"))
+    assert averaged.metadata["averaged_steps"] == [20, 40] and "checkpoint 30 is damaged" in caplog.text
+    averaged = average_last(checkpoints, 3, CheckpointWriter(tmp_path / "averaged"))
+    assert averaged.metadata["averaged_steps"] == [20, 40] and "2 undamaged checkpoints in place of 3" in caplog.text
+    with pytest.raises(DamagedError, match="checkpoint 30 is damaged"):
+        average_run(checkpoints.directory, tmp_path / "averaged", last=None, steps=[30, 40])
 
 
 def test_all_damaged_is_an_error_never_a_silent_new_start(checkpoints):
@@ -95,7 +209,7 @@ def test_other_shapes_dtypes_or_parameters_are_refused_by_name(checkpoints, othe
 
 
 def test_the_average_is_the_mean_in_float64(checkpoints, tmp_path):
-    averaged = average(checkpoints, [20, 30, 40], Checkpoints(tmp_path / "averaged", keep=1))
+    averaged = average(checkpoints, [20, 30, 40], CheckpointWriter(tmp_path / "averaged", keep=1))
     jax.tree.map(np.testing.assert_array_equal, averaged.params, tree(30.0))
     again = Checkpoints(tmp_path / "averaged").restore(40, shapes())
     jax.tree.map(np.testing.assert_array_equal, again.params, tree(30.0))
@@ -103,11 +217,11 @@ def test_the_average_is_the_mean_in_float64(checkpoints, tmp_path):
 
 
 def test_the_average_of_equal_checkpoints_is_that_checkpoint(tmp_path):
-    source = Checkpoints(tmp_path / "source")
+    source = CheckpointWriter(tmp_path / "source")
     odd = {"x": jax.random.normal(jax.random.key(0), (50,))}
     for step in (1, 2, 3):
         source.save(step, odd, None, {})
-    averaged = average(source, [1, 2, 3], Checkpoints(tmp_path / "averaged"))
+    averaged = average(source, [1, 2, 3], CheckpointWriter(tmp_path / "averaged"))
     np.testing.assert_array_equal(averaged.params["x"], odd["x"])
 
 
@@ -129,4 +243,5 @@ def test_averages_are_chosen_by_count_or_by_step_and_replaced(checkpoints, tmp_p
 def test_manifests_name_every_file(checkpoints):
     folder = checkpoints.directory / "40"
     named = json.loads((folder / "manifest.json").read_text())
-    assert sorted(named) == sorted(str(p.relative_to(folder)) for p in files(checkpoints, 40))
+    del named["checksum"]
+    assert sorted([*named, "manifest.json"]) == sorted(str(p.relative_to(folder)) for p in files(checkpoints, 40))

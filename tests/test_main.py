@@ -162,6 +162,7 @@ def test_translate_jsonl_has_every_field(command, run):
     [
         (["--n_best=9"], b"one\n", "n_best must be between 1 and beam_size=4; got 9"),
         (["--step=5"], b"one\n", "has no checkpoint 5; it has 2, 4, 6"),
+        (["--step=newest"], b"one\n", "--step=newest: must be the number of a checkpoint, last or averaged"),
         (["--output_format=json"], b"one\n", "--output_format=json"),
         ([], b"one\ntwo\nthr\xe9e\n", "standard input, line 3: not valid UTF-8 (byte 0xe9)"),
     ],
@@ -172,15 +173,27 @@ def test_mistakes_in_translating_are_one_line(command, run, arguments, stdin, sa
 
 
 def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
-    code, output, _ = command("--mode=evaluate", f"--workdir={run}")
-    scores = json.loads(output)
-    assert code == 0 and scores == json.loads((Path(run) / "result.json").read_text())["test"]
+    own = (Path(run) / "result.json").read_bytes()
+    _, output, errors = command("--mode=evaluate", f"--workdir={run}")
+    scores, expected = json.loads(output), json.loads(own)["test"]
+    assert scores == {name: x if isinstance(x, str) else pytest.approx(x, rel=1e-6) for name, x in expected.items()}
+    command("--mode=evaluate", f"--workdir={run}", "--step=4", "--beam_size=1", "--dtype=bfloat16")
+    stored = [json.loads(path.read_text()) for path in (Path(run) / "evaluations").iterdir()]
+    assert {(kept["step"], kept["options"]["beam_size"], kept["dtype"]) for kept in stored} == {
+        (6, 4, "float32"),
+        (4, 1, "bfloat16"),
+    }
+    assert f"stored in {run}/evaluations/step_6_" in errors and (Path(run) / "result.json").read_bytes() == own
 
     prefix = toy_corpus.write(tmp_path / "other", toy_corpus.pairs(7, seed=5))
     files = [f"--source={prefix}.en", f"--reference={prefix}.de"]
     code, output, _ = command("--mode=evaluate", f"--workdir={run}", *files, f"--output={tmp_path}/scores.json")
     scores = json.loads(output)
-    assert code == 0 and scores == json.loads((tmp_path / "scores.json").read_text()) and scores["sentences"] == 7
+    kept = json.loads((tmp_path / "scores.json").read_text())
+    assert code == 0 and kept.items() > scores.items() and scores["sentences"] == 7
+    assert set(kept["files"]) == {f"{prefix}.en", f"{prefix}.de"} and kept["checkpoints"] == {
+        run: "averaged checkpoint 6"
+    }
     translated = [
         h[0].text for h in t2t_jax.load(run).translate([s for s, _ in toy_corpus.pairs(7, 5)], max_extra_length=4)
     ]
@@ -200,6 +213,17 @@ def test_score_prints_one_object_for_each_pair(command, run, tmp_path):
         assert score["log_prob"] == pytest.approx(sum(score["token_log_probs"])) and score["num_tokens"] > 1
     code, _, errors = command("--mode=score", f"--workdir={run}", f"--source={prefix}.en", "--target=/none")
     assert code == 2 and "target: no file /none" in errors
+
+
+def test_a_step_is_a_number_last_or_averaged_and_said(command, run):
+    """The number of the last step is that checkpoint, not the average that bears its number."""
+    found = {}
+    for step, said in (("6", "checkpoint 6"), ("last", "checkpoint 6"), ("averaged", "averaged checkpoint 6")):
+        arguments = ("--mode=translate", f"--workdir={run}", f"--step={step}", "--output_format=jsonl")
+        code, output, errors = command(*arguments, stdin=b"one two\n")
+        assert code == 0 and f"{run}: {said}\n" in errors
+        found[step] = json.loads(output)["hypotheses"][0]["log_prob"]
+    assert found["6"] == found["last"] != found["averaged"]
 
 
 def test_average_replaces_the_default_checkpoint(command, run):
@@ -287,5 +311,13 @@ def test_mistakes_in_the_options_of_the_search_are_one_line(command, run, tmp_pa
     ]:
         code, output, errors = command("--mode=translate", f"--workdir={run}", *arguments, stdin=b"one\ntwo\n")
         assert code == 2 and len(output.splitlines()) < 2 and said in errors.splitlines()[-1], errors
+    for output, said in (("none/scores.json", "no folder"), ("", "is a folder")):
+        code, _, errors = command("--mode=evaluate", f"--workdir={run}", f"--output={tmp_path}/{output}")
+        assert (
+            code == 2
+            and errors.startswith(f"error: output={tmp_path}")
+            and said in errors
+            and len(errors.splitlines()) == 1
+        )
     code, _, errors = command("--mode=evaluate", f"--workdir={run},{run}")
     assert code == 2 and "give --output=FILE" in errors

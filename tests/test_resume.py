@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,11 +10,16 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2t_jax.checkpoints import Checkpoints
+import t2t_jax
+from t2t_jax.checkpoints import Checkpoints, average_run
 from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.evaluation.evaluate import evaluate_run
+from t2t_jax.files import read_object, sha256
+from t2t_jax.training import loop
 from t2t_jax.training.loop import train
 from tests.runs import tiny_config
 
@@ -58,14 +64,14 @@ from pathlib import Path
 from tests.runs import tiny_config
 
 def get_config():
-    return tiny_config(Path({directory!r}), train__train_steps=200, train__log_interval=10,
-                       checkpoint__interval_steps=20)
+    return tiny_config(Path({directory!r}), {fields})
 """
+LONG = "train__train_steps=200, train__log_interval=10, checkpoint__interval_steps=20"
 
 
-def start(directory, run):
+def start(directory, run, fields=LONG):
     """A real process on one device, as a user starts it."""
-    (directory / "config.py").write_text(CONFIG.format(directory=str(directory)))
+    (directory / "config.py").write_text(CONFIG.format(directory=str(directory), fields=fields))
     command = [sys.executable, "main.py", f"--config={directory}/config.py", f"--workdir={run}"]
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
@@ -117,10 +123,22 @@ def test_a_second_process_in_the_same_folder_is_refused_and_the_first_unharmed(t
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("finished")
+def trained(tmp_path_factory):
+    """A folder with a corpus and a run of six steps, checkpoints at 2, 4 and 6; not to be changed."""
+    directory = tmp_path_factory.mktemp("trained")
     train(tiny_config(directory), str(directory / "run"))
     return directory
+
+
+@pytest.fixture
+def finished(trained, tmp_path):
+    """A copy of it."""
+    shutil.copytree(trained, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -129,22 +147,54 @@ def finished(tmp_path_factory):
         ({"model__d_ff": 32}, "model.d_ff is 32, but .* was trained with 24"),
         ({"train__seed": 5}, "train.seed is 5"),
         ({"optimizer__warmup_steps": 9}, "optimizer.warmup_steps is 9"),
+        ({"train__train_steps": 4}, "train.train_steps=4, but .* has been trained for 6; raise it"),
+        ({"train__train_steps": 8, "machine__memory_gib": 1e-5}, "a step needs .* GiB of the .* GiB of a device"),
     ],
 )
-def test_resuming_with_another_experiment_is_refused_by_field(finished, changes, said):
+def test_a_refused_resume_names_the_field_and_changes_nothing(finished, changes, said):
+    before = contents(finished / "run")
     with pytest.raises(InputError, match=said):
         train(tiny_config(finished, **changes), str(finished / "run"))
+    assert contents(finished / "run") == before
 
 
-def test_resuming_with_other_text_under_the_same_names_is_refused(tmp_path):
-    train(tiny_config(tmp_path), str(tmp_path / "run"))
-    config = tiny_config(tmp_path, train__train_steps=8)
-    with (tmp_path / "train.en").open("a") as en, (tmp_path / "train.de").open("a") as de:
+def test_resuming_with_other_text_under_the_same_names_is_refused(finished):
+    config = tiny_config(finished, train__train_steps=8)
+    with (finished / "train.en").open("a") as en, (finished / "train.de").open("a") as de:
         en.write("one\n"), de.write("eins\n")
-    vocabulary = (tmp_path / "run/vocab.model").read_bytes()
+    before = contents(finished / "run")
     with pytest.raises(InputError, match="was trained with other (vocabulary|data)"):
-        train(config, str(tmp_path / "run"))
-    assert (tmp_path / "run/vocab.model").read_bytes() == vocabulary, "the refused attempt changed the run"
+        train(config, str(finished / "run"))
+    assert contents(finished / "run") == before
+
+
+def test_a_trained_folder_without_checkpoints_is_refused_never_trained_anew(finished):
+    """First the manifests go, then the folder, then what says that something was saved, then the result."""
+    run = finished / "run"
+    for path in run.glob("checkpoints/*/manifest.json"):
+        path.unlink()
+    with pytest.raises(DamagedError, match="every checkpoint is damaged"):
+        train(tiny_config(finished), str(run))
+    shutil.rmtree(run / "checkpoints")
+    for gone in ("last_saved.json", "config.json", "result.json"):
+        before = contents(run)
+        with pytest.raises(
+            DamagedError, match=r"(no checkpoint, but|config.json is missing).*to start anew on purpose, delete"
+        ):
+            train(tiny_config(finished), str(run))
+        assert contents(run) == before
+        (run / gone).unlink()
+
+
+def test_a_run_whose_checkpoints_are_damaged_in_part_still_ends(finished, caplog):
+    flipped = max((finished / "run/checkpoints/4").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
+    data = bytearray(flipped.read_bytes())
+    data[len(data) // 2] ^= 1
+    flipped.write_bytes(data)
+    result = train(tiny_config(finished), str(finished / "run"))
+    assert result["averaged_steps"] == [2, 6] and "checkpoint 4 is damaged" in caplog.text
+    sums = read_object(finished / "run/result.json")["sha256"]
+    assert len(sums) == 4 and all(sha256(finished / "run" / name) == expected for name, expected in sums.items())
 
 
 def test_the_same_text_elsewhere_is_the_same_run(tmp_path):
@@ -154,17 +204,13 @@ def test_the_same_text_elsewhere_is_the_same_run(tmp_path):
     assert Checkpoints(tmp_path / "run/checkpoints").steps() == [4, 6, 8]
 
 
-def test_fewer_steps_than_were_trained_are_refused(finished):
-    with pytest.raises(InputError, match="train.train_steps=4, but .* has been trained for 6; raise it"):
-        train(tiny_config(finished, train__train_steps=4), str(finished / "run"))
-
-
-def test_an_averaged_checkpoint_alone_is_not_resumed(tmp_path):
-    train(tiny_config(tmp_path), str(tmp_path / "run"))
-    for checkpoint in (tmp_path / "run/checkpoints").iterdir():
-        (checkpoint / "manifest.json").unlink()
+def test_an_averaged_checkpoint_alone_is_not_resumed(finished):
+    run = finished / "run"
+    shutil.rmtree(run / "checkpoints")
+    for name in ("last_saved.json", "result.json"):
+        (run / name).unlink()
     with pytest.raises(InputError, match="holds only an averaged checkpoint"):
-        train(tiny_config(tmp_path), str(tmp_path / "run"))
+        train(tiny_config(finished), str(run))
 
 
 def test_bad_numbers_stop_the_run_and_never_reach_a_checkpoint(tmp_path):
@@ -173,3 +219,57 @@ def test_bad_numbers_stop_the_run_and_never_reach_a_checkpoint(tmp_path):
         train(config, str(tmp_path / "run"))
     for step in Checkpoints(tmp_path / "run/checkpoints").steps():
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(weights(tmp_path / "run", step)))
+
+
+@pytest.fixture
+def rate_of_step_4_is_nan(monkeypatch):
+    """The loss and the gradients of the step are good, its update is not."""
+    make_schedule = loop.make_schedule
+    planted = lambda config: lambda count: jnp.where(count == 3, jnp.nan, make_schedule(config)(count))
+    monkeypatch.setattr(loop, "make_schedule", planted)
+
+
+def assert_all_checkpoints_finite(run):
+    checkpoints = Checkpoints(run / "checkpoints")
+    for step in checkpoints.steps():
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(weights(run, step)))
+    return checkpoints.steps()
+
+
+def test_an_update_that_is_not_finite_halts_before_it_is_saved(tmp_path, rate_of_step_4_is_nan):
+    with pytest.raises(
+        DamagedError, match=r"step 4: loss \d.*a parameter behind it, is not finite; no checkpoint holds"
+    ):
+        train(tiny_config(tmp_path), str(tmp_path / "run"))
+    assert assert_all_checkpoints_finite(tmp_path / "run") == [2]
+
+
+def test_or_it_is_skipped_and_counted(tmp_path, rate_of_step_4_is_nan, capsys):
+    result = train(tiny_config(tmp_path, train__on_nonfinite="skip"), str(tmp_path / "run"))
+    assert result["skipped_steps"] == 1 and result["averaged_steps"] == [4, 6]
+    assert_all_checkpoints_finite(tmp_path / "run")
+    assert "its update is skipped (1 so far)" in capsys.readouterr().err
+
+
+def test_what_was_evaluated_at_the_end_is_what_evaluate_says(tmp_path):
+    """Trained in bfloat16, evaluated in float32."""
+    result = train(tiny_config(tmp_path, train__dtype="bfloat16"), str(tmp_path / "run"))
+    given = dict.fromkeys(("step", "source", "reference", "output", "dtype"))
+    assert result["evaluation_dtype"] == "float32" and evaluate_run(str(tmp_path / "run"), **given) == result["test"]
+
+
+@pytest.mark.slow
+def test_readers_beside_a_trainer_that_saves_every_step_harm_neither(tmp_path):
+    """With one checkpoint kept, so that what is being read is deleted all the time."""
+    fields = "train__train_steps=120, checkpoint__interval_steps=1, checkpoint__keep=1, checkpoint__average_last=1"
+    trainer = start(tmp_path, tmp_path / "run", fields)
+    wait_for_checkpoint(trainer, tmp_path / "run")
+    run, reads = tmp_path / "run", 0
+    files = {"source": f"{tmp_path}/dev.en", "reference": f"{tmp_path}/dev.de"}
+    while trainer.poll() is None:
+        assert t2t_jax.load(run, step="last").translate(["one two"])
+        evaluate_run(str(run), step="last", **files, output=None, dtype=None)
+        average_run(run / "checkpoints", run / "averaged", last=1, steps=None)
+        reads += 1
+    assert trainer.returncode == 0, trainer.stderr.read()
+    assert reads >= 3 and Checkpoints(run / "checkpoints").newest_good(1) == [120]

@@ -2,36 +2,144 @@ import json
 
 import pytest
 
-from t2t_jax.errors import InputError
+from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.files import read_object, write_object
 from t2t_jax.run_folder import RunFolder
 
-CONFIG = {"model": {"d_model": 16}, "train": {"train_steps": 5, "seed": 0}, "decode": {"alpha": 0.6}}
+CONFIG = {
+    "model": {"d_model": 16},
+    "data": {"corpus": "files", "max_length": 9, "source_language": "en", "target_language": "de"},
+    "train": {"train_steps": 5, "seed": 0},
+    "decode": {"beam_size": 4, "alpha": 0.6, "max_extra_length": 4},
+}
 
 
-def test_metrics_beyond_the_resumed_step_are_dropped_and_half_lines_too(tmp_path):
-    run = RunFolder.start(tmp_path, CONFIG)
-    run.start_metrics(0)
+@pytest.fixture
+def begin(tmp_path):
+    """Starts a run in tmp_path/run and begins it at a step."""
+
+    def begin(step=0, config=CONFIG):
+        run = RunFolder.start(tmp_path / "run", config)
+        run.begin(config, b"pieces", step)
+        return run
+
+    return begin
+
+
+def test_metrics_beyond_the_resumed_step_are_dropped_and_a_torn_line_aloud(tmp_path, begin, caplog):
+    run = begin()
     for step in (1, 2, 3):
         run.log(step, loss=float(step))
     run.close()
-    with (tmp_path / "metrics.jsonl").open("a") as file:
+    with (tmp_path / "run/metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "lo')
-    run = RunFolder.start(tmp_path, CONFIG)
-    run.start_metrics(2)
+    run = begin(2)
+    assert "dropped an unfinished last line of 15 bytes" in caplog.text
     run.log(3, loss=30.0)
     run.close()
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert lines == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 30.0}]
 
 
-def test_what_moves_no_weight_may_change_and_the_rest_may_not(tmp_path):
-    RunFolder.start(tmp_path, CONFIG).close()
-    longer = CONFIG | {"train": {"train_steps": 9, "seed": 0}, "decode": {"alpha": 1.0}}
-    run = RunFolder.start(tmp_path, longer)
+@pytest.mark.parametrize("line", ["{", "[]", "null", '{"loss": 1}', '{"step": "1"}', "\udc80", "[" * 100_000])
+def test_a_damaged_line_of_metrics_is_refused_by_number_and_nothing_is_written(tmp_path, begin, line):
+    begin().close()
+    (tmp_path / "run/metrics.jsonl").write_bytes(f'{{"step": 1}}\n{line}\n'.encode(errors="surrogateescape"))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.is_file()}
+    run = RunFolder.start(tmp_path / "run", CONFIG)
+    with pytest.raises(DamagedError, match=r"metrics.jsonl, line 2: not a record"):
+        run.begin(CONFIG | {"decode": {}}, b"pieces", 1)
+    run.close()
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_what_moves_no_weight_may_change_and_the_rest_may_not(tmp_path, begin):
+    begin().close()
+    longer = CONFIG | {"train": {"train_steps": 9, "seed": 0}, "decode": CONFIG["decode"] | {"alpha": 1.0}}
+    run = begin(0, longer)
     assert run.config == longer
     run.close()
     with pytest.raises(InputError, match="train.seed is 1, but .* was trained with 0"):
-        RunFolder.start(tmp_path, CONFIG | {"train": {"train_steps": 5, "seed": 1}})
+        RunFolder.start(tmp_path / "run", CONFIG | {"train": {"train_steps": 5, "seed": 1}})
+    assert run.config == longer
+
+
+def test_every_bit_of_config_json_counts(tmp_path, begin):
+    begin().close()
+    path = tmp_path / "run/config.json"
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            found = RunFolder(tmp_path / "run").config
+        except DamagedError as error:
+            assert str(path) in str(error)
+        else:
+            # The name of the checksum itself was hit, or nothing that JSON means.
+            assert {name: found[name] for name in CONFIG} == CONFIG
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "{}", '{"model": 3}', "\0", '{"a":' * 100_000])
+def test_a_broken_config_is_one_line(tmp_path, begin, content):
+    begin().close()
+    (tmp_path / "run/config.json").write_text(content)
+    with pytest.raises(DamagedError, match="config.json is damaged"):
+        RunFolder.open(tmp_path / "run").decode_options()
+    with pytest.raises(DamagedError, match="config.json is damaged"):
+        RunFolder.start(tmp_path / "run", CONFIG)
+
+
+def test_fields_that_reading_needs_are_checked(tmp_path):
+    for field, value in {
+        "decode.beam_size": "4",
+        "decode.alpha": None,
+        "data.max_length": 1.5,
+        "model.d_model": True,
+    }.items():
+        section, name = field.split(".")
+        write_object(tmp_path / "config.json", CONFIG | {section: CONFIG[section] | {name: value}})
+        with pytest.raises(DamagedError, match=f"{field} is {value!r}"):
+            RunFolder.open(tmp_path).decode_options()
+
+
+def test_a_trained_run_never_becomes_a_new_one_by_itself(tmp_path, begin):
+    run = begin()
+    run.check_found(None)  # killed before its first checkpoint
+    run.note_saved(20)
+    run.check_found(20)
+    with pytest.raises(DamagedError, match=r"no checkpoint, but one of step 20 .* to start anew on purpose, delete"):
+        run.check_found(None)
+    run.close()
+    (tmp_path / "run/config.json").unlink()
+    with pytest.raises(DamagedError, match=r"config.json is missing, but the run has been trained"):
+        RunFolder.start(tmp_path / "run", CONFIG)
+
+
+def test_an_older_newest_checkpoint_is_said_aloud(begin, caplog):
+    run = begin()
+    run.note_saved(20)
+    run.check_found(10)
+    assert "the last checkpoint was of step 20; going on from step 10" in caplog.text
+    run.close()
+
+
+def test_evaluations_lie_beside_the_result_and_never_over_one_another(tmp_path, begin):
+    run = begin()
+    write_object(run.result, {"test": {"sacrebleu": 30.0}})
+    paths = {run.keep_evaluation({"sacrebleu": 1.0}, {"step": 7, "dtype": dtype}) for dtype in ("float32", "bfloat16")}
+    assert len(paths) == 2 and {path.parent.name for path in paths} == {"evaluations"}
+    assert read_object(run.result) == {"test": {"sacrebleu": 30.0}}
+    run.close()
+
+
+@pytest.mark.parametrize("workdir", ["file", "file/inside", "loop/inside", "n" * 300])
+def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, workdir):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InputError, match="workdir: can't write to .*; choose another folder"):
+        RunFolder.start(tmp_path / workdir, CONFIG)
 
 
 def test_two_at_once_are_refused(tmp_path):

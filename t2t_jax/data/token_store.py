@@ -37,10 +37,10 @@ from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, choice
-from t2t_jax.files import alone_in, read_json, sha256, write_json
+from t2t_jax.files import alone_in, read_object, sha256, write_bytes, write_object
 from t2t_jax.progress_bar import progress_bar
 
-_FORMAT = 2  # of stores; raised when the same corpus and settings give other bytes
+_FORMAT = 3  # of stores; raised when the same corpus and settings give other bytes
 _SHARD = 20_000  # pairs read, cleaned and encoded at a time by one process
 _HELD_OUT = ("dev", "test")
 _SIDES = ("source", "target")
@@ -116,16 +116,36 @@ class Sentences:
         return found
 
 
+_FILES = frozenset(
+    ["vocab.model"]
+    + [f"train.{side}.{part}" for side in _SIDES for part in ("ids", "ends")]
+    + [f"{split}.{side}.txt" for split in _HELD_OUT for side in _SIDES]
+)
+
+
+def _checked_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a store, all of whose files match it."""
+    again = f"delete {directory} and run again"
+    try:
+        manifest = read_object(directory / "manifest.json")
+        sums = manifest["sha256"]
+        if sums.keys() != _FILES:
+            raise DamagedError(f"it names {', '.join(sorted(sums)) or 'no files'}")
+    except (DamagedError, AttributeError, KeyError) as error:
+        raise DamagedError(f"{directory / 'manifest.json'} is damaged ({error}); {again}") from None
+    for name, expected in sums.items():
+        path = directory / name
+        if not path.is_file() or sha256(path) != expected:
+            raise DamagedError(f"{path} is damaged or missing; {again}")
+    return manifest
+
+
 class TokenStore:
     """A complete store; opening it checks every file against its checksum."""
 
     def __init__(self, directory: Path):
         self.directory = directory
-        manifest = read_json(directory / "manifest.json")
-        for name, expected in manifest["sha256"].items():
-            path = directory / name
-            if not path.is_file() or sha256(path) != expected:
-                raise DamagedError(f"{path} is damaged or missing; delete {directory} and run again")
+        manifest = _checked_manifest(directory)
         self.tokenizer = Tokenizer(directory / "vocab.model")
         self.report = cleaning.Report(**manifest["report"])
         self._corpus_table = manifest["corpus_table"]
@@ -181,16 +201,15 @@ def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenSt
 
 
 def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> None:
-    vocabulary = work / "vocab.model"
-    if not vocabulary.exists():
-        _write_whole(vocabulary, _vocabulary(corpus, settings))
+    vocabulary = _unfinished_vocabulary(work) or _write_vocabulary(work, _vocabulary(corpus, settings))
     tokenizer = Tokenizer(vocabulary)
     held_out = {split: list(corpus.splits[split]()) for split in _HELD_OUT}
-    shards = _write_shards(corpus, settings, work, cleaning.leak_index(itertools.chain(*held_out.values())))
+    leaks = cleaning.leak_index(itertools.chain(*held_out.values()))
+    shards = _write_shards(corpus, settings, work, vocabulary, leaks)
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()
-    shutil.copy(vocabulary, store)
+    shutil.copy(vocabulary, store / "vocab.model")
     dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
     report = _join_shards(shards, settings, tokenizer, dtype, store)
     if not report.kept:
@@ -207,14 +226,24 @@ def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> 
         "held_out": counts,
         "sha256": {path.name: sha256(path) for path in sorted(store.iterdir())},
     }
-    write_json(store / "manifest.json", manifest)
+    write_object(store / "manifest.json", manifest)
     os.rename(store, final)
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+def _write_vocabulary(work: Path, content: bytes) -> Path:
+    """Under a name that holds its checksum: the shards are encoded with this one alone."""
+    path = work / f"vocabulary-{hashlib.sha256(content).hexdigest()}.model"
+    write_bytes(path, content)
+    return path
+
+
+def _unfinished_vocabulary(work: Path) -> Path | None:
+    """The one that an interrupted preparation wrote."""
+    for path in work.glob("vocabulary-*.model"):
+        if path.stem.removeprefix("vocabulary-") != sha256(path):
+            raise DamagedError(f"{path} is damaged; delete {work} and run again")
+        return path
+    return None
 
 
 def _vocabulary(corpus: Corpus, settings: StoreSettings) -> bytes:
@@ -248,7 +277,9 @@ def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
 # --- Shards ------------------------------------------------------------------------------------------------
 
 
-def _write_shards(corpus: Corpus, settings: StoreSettings, work: Path, held_out: Collection[str]) -> list[Path]:
+def _write_shards(
+    corpus: Corpus, settings: StoreSettings, work: Path, vocabulary: Path, held_out: Collection[str]
+) -> list[Path]:
     """Writes those that are not there yet, on all cores, and returns all in order."""
     paths = []
 
@@ -260,7 +291,7 @@ def _write_shards(corpus: Corpus, settings: StoreSettings, work: Path, held_out:
             else:
                 yield paths[-1], chunk
 
-    write = functools.partial(_write_shard, work / "vocab.model", settings, corpus.languages, held_out)
+    write = functools.partial(_write_shard, vocabulary, settings, corpus.languages, held_out)
     with progress_bar(unit=" pairs", desc="preparing") as bar:
         for count in _on_all_cores(write, missing()):
             bar.update(count)

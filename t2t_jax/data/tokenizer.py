@@ -3,6 +3,7 @@
 Ids: 0 padding and start symbol, 1 EOS, 2 unknown (never produced where byte pieces are on).
 """
 
+import hashlib
 import io
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,6 @@ import sentencepiece
 
 from t2t_jax.data.corpora import one_line
 from t2t_jax.errors import InputError
-from t2t_jax.files import sha256
 
 PAD, EOS, UNKNOWN = 0, 1, 2
 
@@ -76,11 +76,12 @@ class Tokenizer:
     def __init__(self, path: Path):
         if not path.is_file():
             raise InputError(f"no vocabulary {path}; a run folder has vocab.model beside config.json")
+        self.model = path.read_bytes()  # the file's contents
         try:
-            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=self.model)
         except RuntimeError:
             raise InputError(f"{path} is not a SentencePiece model; copy the run's vocab.model back") from None
-        self.checksum = sha256(path)
+        self.checksum = hashlib.sha256(self.model).hexdigest()
 
     def __len__(self) -> int:
         return self._pieces.get_piece_size()

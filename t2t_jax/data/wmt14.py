@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.files import alone_in, read_json, sha256, write_json
+from t2t_jax.files import alone_in, read_object, sha256, write_object
 from t2t_jax.progress_bar import progress_bar
 
 _SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # ours: the builder's
@@ -106,7 +106,7 @@ def _prepare(foreign: str, final: Path, downloads: Path, archives: str) -> None:
         written = Path(builder.data_dir)
         check_counts(written, builder.parts)
         checksums = {path.name: sha256(path) for path in sorted(written.iterdir())}
-        write_json(written / "manifest.json", {"parts": builder.parts, "sha256": checksums})
+        write_object(written / "manifest.json", {"parts": builder.parts, "sha256": checksums})
         final.parent.mkdir(parents=True, exist_ok=True)
         os.rename(written, final)
 
@@ -126,9 +126,11 @@ def _checked_manifest(directory: Path) -> dict[str, Any]:
     """The manifest, after comparing every file with it."""
     path = directory / "manifest.json"
     try:
-        manifest = read_json(path)
+        manifest = read_object(path)
         expected = manifest["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+        if not {part["shard"] for part in manifest["parts"]} <= expected.keys():
+            raise DamagedError("a part has no checksum")
+    except (DamagedError, OSError, KeyError, TypeError):
         raise DamagedError(f"{path} is damaged or missing; delete {directory} and run again") from None
     for name, checksum in expected.items():
         if not (directory / name).is_file() or sha256(directory / name) != checksum:

@@ -25,8 +25,8 @@ def translate_run(
     source: BinaryIO,
     output: TextIO,
     *,
-    step: int | None,
-    dtype: str,
+    step: int | str | None,
+    dtype: str | None,
     output_format: str,
     target_prefix: str | None,
     seed: int,
@@ -37,7 +37,7 @@ def translate_run(
     check_options(**options)
     with open_text("target_prefix", target_prefix) if target_prefix else contextlib.nullcontext() as file:
         translate_stream(
-            load(workdir, step, dtype=dtype), source, output, output_format=output_format,
+            load(workdir, step, dtype=dtype or "float32"), source, output, output_format=output_format,
             prefixes=file and read_lines(file, target_prefix), seed=seed, **options,
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from t2t_jax import sharding
-from t2t_jax.checkpoints import Checkpoints
+from t2t_jax.checkpoints import Checkpoint, Checkpoints
 from t2t_jax.data.tokenizer import Tokenizer
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
 from t2t_jax.decoding.pool import Models, Request, average_probabilities, pad, rows_of, search_all, width_of
@@ -147,30 +147,43 @@ _EMPTY = Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, t
 
 
 class TrainedModel(NamedTuple):
-    """What a run folder has learned, and where it was read from."""
+    """What a run folder has learned, from which checkpoint, such as "averaged checkpoint 6", and from which data."""
 
     run: RunFolder
     model: Transformer
     params: Any
     tokenizer: Tokenizer
     step: int
+    checkpoint: str
+    data: str | None  # the fingerprint of the token store; None of an imported model
 
 
-def load(path: str | Path, step: int | None = None, *, dtype: str = "float32") -> Translator:
-    """The translator a run folder holds: checkpoint `step`, else the averaged one, else the last.
+def load(path: str | Path, step: int | str | None = None, *, dtype: str = "float32") -> Translator:
+    """The translator a run folder holds; several folders with commas between are an ensemble.
 
-    Several folders with commas between are an ensemble: the mean of their probabilities.
+    `step` is the number of a checkpoint, 'last' or 'averaged'; None is the averaged one if there is one, else the last.
+    An ensemble translates by the mean of its members' probabilities.
     """
+    return translator_of(restore_all(path, step), dtype)
+
+
+def restore_all(path: str | Path, step: int | str | None) -> list[TrainedModel]:
+    """`restore` of each of the folders, which must have one vocabulary."""
     members = [restore(member, step) for member in str(path).split(",")]
     first = members[0]
     for member in members[1:]:
         if member.tokenizer.checksum != first.tokenizer.checksum:
             raise InputError(f"workdir: {first.run.path} and {member.run.path} have different vocabularies")
-    dtype = jnp.dtype(choice("dtype", dtype, ["float32", "bfloat16"]))
-    modules = tuple(dataclasses.replace(member.model, dtype=dtype) for member in members)
+    return members
+
+
+def translator_of(members: Sequence[TrainedModel], dtype: str) -> Translator:
+    """One model, or an ensemble, that computes in 'float32' or 'bfloat16'."""
+    computed = jnp.dtype(choice("dtype", dtype, ["float32", "bfloat16"]))
+    modules = tuple(dataclasses.replace(member.model, dtype=computed) for member in members)
     max_length = min(member.run.config["data"]["max_length"] for member in members)
     models = Models(modules, tuple(member.params for member in members))
-    return Translator(models, first.tokenizer, max_length=max_length)
+    return Translator(models, members[0].tokenizer, max_length=max_length)
 
 
 def _as_computed(module: Transformer, params: Any) -> Any:
@@ -178,24 +191,41 @@ def _as_computed(module: Transformer, params: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(x, module.dtype), params)
 
 
-def restore(path: str | Path, step: int | None = None) -> TrainedModel:
-    """Model, parameters and vocabulary of a run folder; `step` as for `load`."""
+def restore(path: str | Path, step: int | str | None = None) -> TrainedModel:
+    """Model, parameters and vocabulary of a run folder, which may be training; `step` as for `load`."""
     run = RunFolder.open(path)
     tokenizer = Tokenizer(run.vocabulary)
     model = Transformer(TransformerConfig(vocab_size=len(tokenizer), **run.config["model"]))
-    averaged, last = (Checkpoints(folder) for folder in (run.averaged, run.checkpoints))
-    checkpoints = averaged if averaged.steps() and step in (None, *averaged.steps()) else last
-    if step is None and not checkpoints.steps():
-        raise InputError(f"workdir: {path} has no checkpoint yet; train it with --config=…")
-    step = checkpoints.steps()[-1] if step is None else step
-    checkpoint = checkpoints.restore(step, param_shapes(model))
-    if checkpoint.metadata["vocabulary"] != tokenizer.checksum:
+    is_averaged, checkpoint = _restore_checkpoint(run, step, param_shapes(model))
+    if checkpoint.metadata.get("vocabulary") != tokenizer.checksum:
         raise InputError(
-            f"workdir: {run.vocabulary} is not the vocabulary checkpoint {step} was trained with; copy it back"
+            f"workdir: {run.vocabulary} is not the vocabulary that checkpoint {checkpoint.step} was trained with; "
+            "copy it back"
         )
-    kind = "averaged checkpoint" if checkpoints is averaged else "checkpoint"
-    print(f"{path}: {kind} {step}", file=sys.stderr)
-    return TrainedModel(run, model, checkpoint.params, tokenizer, step)
+    name = f"{'averaged ' * is_averaged}checkpoint {checkpoint.step}"
+    print(f"{path}: {name}", file=sys.stderr)
+    return TrainedModel(
+        run, model, checkpoint.params, tokenizer, checkpoint.step, name, checkpoint.metadata.get("data")
+    )
+
+
+def _restore_checkpoint(run: RunFolder, step: int | str | None, shapes: Any) -> tuple[bool, Checkpoint]:
+    """The checkpoint that `step` names, and whether it is the averaged one."""
+    averaged, trained = Checkpoints(run.averaged), Checkpoints(run.checkpoints)
+    if isinstance(step, str):
+        choice("step", step, ["last", "averaged"])
+    elif step is not None:
+        return False, trained.restore(step, shapes)
+
+    def newest() -> tuple[bool, Checkpoint]:
+        is_averaged = step == "averaged" or (step is None and bool(averaged.steps()))
+        checkpoints = averaged if is_averaged else trained
+        if not (known := checkpoints.steps()):
+            kind = "averaged checkpoint" if is_averaged else "checkpoint"
+            raise InputError(f"workdir: {run.path} has no {kind} yet; train it with --config=…")
+        return is_averaged, checkpoints.restore(known[-1], shapes)
+
+    return trained.read_newest(newest)
 
 
 @functools.partial(jax.jit, static_argnames="modules")

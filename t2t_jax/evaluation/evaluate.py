@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ from absl import logging
 
 from t2t_jax import sharding
 from t2t_jax.data.token_store import open_store
-from t2t_jax.decoding.translator import Translator, load
+from t2t_jax.decoding.translator import TrainedModel, Translator, check_options, restore_all, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.bleu import MOSES_LANGUAGES, corpus_scores
-from t2t_jax.files import read_json, read_text, write_json
+from t2t_jax.files import check_output, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder
 
 
@@ -91,31 +92,58 @@ def _moses_language(language: str | None) -> str | None:
 def evaluate_run(
     workdir: str,
     *,
-    step: int | None,
+    step: int | str | None,
     source: str | None,
     reference: str | None,
     output: str | None,
+    dtype: str | None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Scores a run on its test set, or on two text files, and writes them to result.json or to `output`.
+    """Scores a run on its test set, or on two text files, and stores the scores in RUN/evaluations or `output`.
 
-    `options` are those of `Translator.translate`; the run's own where they are None.
+    What is stored says the checkpoint, the options and the files beside them; the run's own result stays as it is.
+    `options` are those of `Translator.translate`, `dtype` what is computed in; the run's own where they are None.
     """
     first, *others = workdir.split(",")
     if others and not output:
-        raise InputError("--workdir names several runs, and an ensemble has no result.json; give --output=FILE")
-    run = RunFolder.open(first)
+        raise InputError("--workdir names several runs, and an ensemble has no folder; give --output=FILE")
     if (source is None) != (reference is None):
         raise InputError("--source and --reference go together; give both, or neither for the run's own test set")
-    if source is None:
-        sides, entry = open_store(run.config["data"]).held_out("test"), "test"
-    else:
-        sides, entry = (read_text("source", source), read_text("reference", reference)), f"{source} {reference}"
-    translator = load(workdir, step)
-    language = run.config["data"]["target_language"]
-    scores = evaluate(translator, *sides, target_language=language, **run.decode_options(**options)).scores
     if output:
-        write_json(Path(output), scores)
+        check_output("output", output)
+    run = RunFolder.open(first)
+    options = run.decode_options(**options)
+    check_options(**options)
+    config = run.config
+    dtype = dtype or config.get("evaluate", {}).get("dtype", "float32")
+    members = restore_all(workdir, step)
+    if source is None:
+        sides, files = _test_set(members[0])
     else:
-        write_json(run.result, (read_json(run.result) if run.result.exists() else {}) | {entry: scores})
+        sides = read_text("source", source), read_text("reference", reference)
+        files = {path: sha256(Path(path).expanduser()) for path in (source, reference)}
+    translator = translator_of(members, dtype)
+    scores = evaluate(translator, *sides, target_language=config["data"]["target_language"], **options).scores
+    conditions = {
+        "step": members[0].step,
+        "checkpoints": {str(member.run.path): member.checkpoint for member in members},
+        "dtype": dtype,
+        "options": options,
+        "files": files,
+    }
+    if output:
+        write_json(Path(output).expanduser(), scores | conditions)
+    else:
+        print(f"stored in {run.keep_evaluation(scores, conditions)}", file=sys.stderr)
     return scores
+
+
+def _test_set(trained: TrainedModel) -> tuple[tuple[list[str], list[str]], dict[str, str]]:
+    """Both sides of a run's own test set, and the fingerprint of its data."""
+    store = open_store(trained.run.config["data"])
+    if store.fingerprint != trained.data:
+        raise InputError(
+            f"data: what the config of {trained.run.path} names is not the text it was trained with; give it back, or "
+            "give --source and --reference"
+        )
+    return store.held_out("test"), {"data": store.fingerprint}

@@ -22,7 +22,7 @@ _WRITERS: dict[str, tuple[Callable[[TrainedModel, Path], None], str]] = {
 FORMATS = tuple(_WRITERS)
 
 
-def export_run(workdir: str, *, format: str, output: str, step: int | None) -> None:
+def export_run(workdir: str, *, format: str, output: str, step: int | str | None) -> None:
     """Writes the model of a run into the new folder `output`, whole or not at all."""
     write, package = _WRITERS[choice("format", format, FORMATS)]
     need(package)

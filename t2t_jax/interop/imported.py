@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from t2t_jax.checkpoints import Checkpoints
+from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.data.tokenizer import Tokenizer
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.interop.export import need, new_folder
@@ -72,13 +72,12 @@ def write_run(
     decode = {"beam_size": 4, "alpha": 0.6, "max_extra_length": 50}  # §6.1
     _check_shapes(config, params)
     with new_folder("workdir", path) as folder:
-        run = RunFolder.start(folder, {"imported_from": origin, "model": model, "data": data, "decode": decode})
-        run.vocabulary.write_bytes(vocabulary)
-        checkpoints = Checkpoints(run.averaged, keep=1)
+        run = RunFolder(folder)
+        run.describe({"imported_from": origin, "model": model, "data": data, "decode": decode}, vocabulary)
+        checkpoints = CheckpointWriter(run.averaged, keep=1)
         metadata = {"vocabulary": Tokenizer(run.vocabulary).checksum, "imported_from": origin}
         checkpoints.save(0, params, None, metadata)
         checkpoints.close()
-        run.close()
 
 
 def _check_shapes(config: TransformerConfig, params: Params) -> None:

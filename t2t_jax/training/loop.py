@@ -18,19 +18,20 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from t2t_jax import sharding
-from t2t_jax.checkpoints import Checkpoints, average
+from t2t_jax.checkpoints import Checkpoints, CheckpointWriter, average_last
 from t2t_jax.data.batching import Batches, pair_lengths
 from t2t_jax.data.token_store import TokenStore, open_store
 from t2t_jax.decoding.pool import Models
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError, InterruptedRun, choice
 from t2t_jax.evaluation.evaluate import Evaluation, evaluate
-from t2t_jax.files import write_json, write_lines
+from t2t_jax.files import sha256, write_lines, write_object
 from t2t_jax.model.flops import training_flops
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from t2t_jax.provenance import code_version, cpu_name
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import engine
+from t2t_jax.training.agreement import check_state
 from t2t_jax.training.engine import Engine, Machine
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
 from t2t_jax.training.progress import IN_FLIGHT, Progress
@@ -44,7 +45,14 @@ def train(config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | Non
     """
     check(config)
     mesh = sharding.make_mesh(model_parallel=config.machine.model_parallel)
-    run = RunFolder.start(workdir, config.to_dict(), writes=sharding.is_main())
+    with contextlib.closing(RunFolder.start(workdir, config.to_dict(), writes=sharding.is_main())) as run:
+        return train_in(run, config, mesh, profile_steps)
+
+
+def train_in(
+    run: RunFolder, config: ConfigDict, mesh: Mesh, profile_steps: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """`train` in a folder that is locked. Nothing in it is changed before everything that may be refused has been."""
     with sharding.main_first("data"):
         store = open_store(config.data)
     say(store.describe())
@@ -59,19 +67,21 @@ def train(config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | Non
         seed=config.train.seed,
         packing=config.data.packing,
     )
-    checkpoints = Checkpoints(run.checkpoints, config.checkpoint.keep)
+    checkpoints = CheckpointWriter(run.checkpoints, config.checkpoint.keep)
     state, saved = restore_or_init(config, run, store, model, optimizer, checkpoints, mesh)
-    if run.writes:
-        run.copy_vocabulary(store.directory / "vocab.model")  # not before it is known to be the checkpoint's
     step, train_steps = int(state.step), config.train.train_steps
     if step > train_steps:
-        raise InputError(f"train.train_steps={train_steps}, but {workdir} has been trained for {step}; raise it")
+        raise InputError(f"train.train_steps={train_steps}, but {run.path} has been trained for {step}; raise it")
     profiler = Profiler(run, profile_steps, step, train_steps)
     if step < train_steps:
         compiled = compile_step(config, model, optimizer, batches, state, mesh)
+    check_state(state, mesh, {"step": step, "batches": saved.get("batches_crc32", 0)})
+    run.begin(config.to_dict(), store.tokenizer.model, step)  # nothing was written before this
 
     peak_flops = config.machine.peak_tflops * 1e12 * mesh.devices.size
-    progress = Progress(run, step, train_steps, config.train.log_interval, make_schedule(config), peak_flops, saved)
+    skip = config.train.on_nonfinite == "skip"
+    schedule = make_schedule(config)
+    progress = Progress(run, step, train_steps, config.train.log_interval, schedule, peak_flops, skip, saved)
     steps_due, evaluate_due = (every(steps=config[of].interval_steps) for of in ("checkpoint", "evaluate"))
     minutes_due = every(minutes=config.checkpoint.interval_minutes)
     ballot = sharding.Ballot(mesh, delay=IN_FLIGHT)
@@ -89,8 +99,10 @@ def train(config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | Non
                     report_dev(config, progress, step, make_translator(config, model, state.params, store, mesh), store)
             if steps_due(step) or save_now or stop or step == train_steps:
                 with progress.phase("save"):
-                    metadata = lineage(config, store) | {"progress": progress.totals()}
-                    checkpoints.save(step, state.params, state.optimizer, metadata)
+                    totals = progress.totals()
+                    check_state(state, mesh, {"step": step, "batches": totals["batches_crc32"]})
+                    checkpoints.save(step, state.params, state.optimizer, lineage(config, store) | {"progress": totals})
+                    run.note_saved(step)
             if stop and step < train_steps:
                 raise InterruptedRun(f"stopped by a signal after step {step}, saved; the same command resumes")
     return finish(config, run, store, model, checkpoints, progress, mesh)
@@ -108,6 +120,8 @@ def check(config: ConfigDict) -> None:
         if config[section][name] < 1:
             raise InputError(f"{field} must be at least 1; got {config[section][name]}")
     choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
+    choice("train.on_nonfinite", config.train.on_nonfinite, ["halt", "skip"])
+    choice("evaluate.dtype", config.evaluate.dtype, ["float32", "bfloat16"])
     choice("machine.engine", config.machine.engine, ["jit", "pmap"])
     if config.train.accumulate < 0:
         raise InputError(f"train.accumulate must be at least 0 (as memory allows); got {config.train.accumulate}")
@@ -150,8 +164,9 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 
 
 def make_translator(config: ConfigDict, model: Transformer, params: Any, store: TokenStore, mesh: Mesh) -> Translator:
-    """A translator with these parameters, on the devices of this process."""
-    models = Models((model,), (sharding.gather_arrays(params, mesh),))
+    """A translator with these parameters, on the devices of this process: that of `translator.load`."""
+    module = Transformer(model.config, jnp.dtype(config.evaluate.dtype))
+    models = Models((module,), (sharding.gather_arrays(params, mesh),))
     return Translator(models, store.tokenizer, max_length=config.data.max_length, mesh=sharding.local_mesh(mesh))
 
 
@@ -166,7 +181,7 @@ def restore_or_init(
     store: TokenStore,
     model: Transformer,
     optimizer: optax.GradientTransformation,
-    checkpoints: Checkpoints,
+    checkpoints: CheckpointWriter,
     mesh: Mesh,
 ) -> tuple[TrainState, dict[str, Any]]:
     """The state of the last checkpoint, or a new one, on every device; and the progress logged with it."""
@@ -176,6 +191,7 @@ def restore_or_init(
     layout = sharding.of_state(shapes, mesh, config.machine.shard_state)
     shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout)
     found = checkpoints.restore_latest(shapes.params, shapes.optimizer)
+    run.check_found(found and found.step)
     belongs_to = lineage(config, store)
     if any(other != belongs_to for other in sharding.gather(belongs_to)):
         raise InputError("data: the processes of this run have prepared different data; give them one data.directory")
@@ -184,7 +200,7 @@ def restore_or_init(
             raise InputError(f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it")
         return jax.jit(init, out_shardings=layout)(key), {}
     for name, value in belongs_to.items():
-        if found.metadata[name] != value:
+        if found.metadata.get(name) != value:
             raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")
     say(f"resuming from step {found.step:,}")
     step = jax.device_put(jnp.asarray(found.step, jnp.int32), layout.step)
@@ -202,9 +218,12 @@ def compile_step(
     """`train_step` compiled for every batch shape."""
     key = jax.random.fold_in(jax.random.key(config.train.seed), 1)  # 0 is the initial weights'
 
+    skip = config.train.on_nonfinite == "skip"
+
     def step(parts, axis, state, batch):
         rows_on = {"axis": axis} if axis else {"devices": mesh.shape[sharding.DATA]}
-        return train_step(model, optimizer, config.train.label_smoothing, parts, key, state, batch, **rows_on)
+        smoothing = config.train.label_smoothing
+        return train_step(model, optimizer, smoothing, parts, key, state, batch, skip_nonfinite=skip, **rows_on)
 
     machine = Machine(config.train.accumulate, config.machine.memory_gib, config.machine.engine)
     compiled = engine.build(step, batches.buckets, state, mesh, machine)
@@ -300,8 +319,7 @@ def finish(
     mesh: Mesh,
 ) -> dict[str, Any]:
     """Averages the last checkpoints, evaluates on the test set, writes result.json."""
-    steps = checkpoints.steps()[-config.checkpoint.average_last :]
-    averaged = average(checkpoints, steps, Checkpoints(run.averaged, keep=1))
+    averaged = average_last(checkpoints, config.checkpoint.average_last, CheckpointWriter(run.averaged, keep=1))
     translator = make_translator(config, model, averaged.params, store, mesh)
     language = config.data.target_language
     found = {
@@ -310,12 +328,15 @@ def finish(
     }
     result = {
         **{split: evaluation.scores for split, evaluation in found.items()},
-        "averaged_steps": steps,
+        "averaged_steps": averaged.metadata["averaged_steps"],
         "steps": averaged.step,
         "parameters": sum(x.size for x in jax.tree.leaves(averaged.params)),
         "seed": config.train.seed,
         "training_seconds": round(progress.seconds, 1),
         "training_flops": progress.flops,
+        "skipped_steps": progress.skipped,
+        "batches_crc32": progress.batches_crc32,
+        "evaluation_dtype": config.evaluate.dtype,
         "target_tokens_per_second": round(progress.tokens / progress.seconds, 1),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": code_version(),
@@ -326,9 +347,9 @@ def finish(
         for split, evaluation in found.items():
             write_lines(run.path / f"{split}.hypotheses.txt", evaluation.translations)
             write_lines(run.path / f"{split}.reference.txt", store.held_out(split)[1])
-        write_json(run.result, result)
+        texts = [run.path / f"{split}.{side}.txt" for split in found for side in ("hypotheses", "reference")]
+        write_object(run.result, result | {"sha256": {path.name: sha256(path) for path in texts}})
         print_samples(*store.held_out("test"), found["test"], config.evaluate.samples)
-    run.close()
     return result
 
 

@@ -2,9 +2,9 @@
 
 import collections
 import contextlib
-import math
 import sys
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from t2t_jax.training.train_step import Metrics
 
 IN_FLIGHT = 2  # steps handed to the devices before the oldest one's numbers are waited for
 _APART = ("evaluation", "save")  # phases that are not training
+_MOST_SKIPPED = 20  # updates in a row; a model whose updates are all skipped learns nothing
 
 Item = TypeVar("Item")
 
@@ -37,14 +38,16 @@ class Progress:
         log_interval: int,
         schedule: optax.Schedule,
         peak_flops: float,
+        skip_nonfinite: bool,
         saved: dict[str, Any],
     ):
         """`saved` is what `totals` said at `step`, nothing at step 0.
 
-        `peak_flops` is the rate of all devices together, 0 where nobody has said it.
+        `peak_flops` is the rate of all devices together, 0 where nobody has said it. With `skip_nonfinite`, updates
+        with a number that is not finite were skipped: they are counted and said.
         """
         self._run, self._log_interval, self._schedule, self._peak_flops = run, log_interval, schedule, peak_flops
-        run.start_metrics(step)
+        self._skip_nonfinite = skip_nonfinite
         # A person watches a terminal; a log file gets a line now and then.
         interval = 0.5 if sys.stderr.isatty() else 60
         self._bar = tqdm(
@@ -54,11 +57,14 @@ class Progress:
         self._pending = collections.deque()
         self._since_log = collections.Counter(saved.get("since_log"))
         self.tokens, self.seconds, self.flops = (saved.get(name, 0.0) for name in ("tokens", "seconds", "flops"))
+        self.skipped, self.batches_crc32 = (saved.get(name, 0) for name in ("skipped", "batches_crc32"))
+        self._skipped_in_a_row = 0
         self._clock = time.monotonic()
 
     def totals(self) -> dict[str, Any]:
         """What a resumed run needs to log what an unbroken one would have logged."""
         totals = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
+        totals |= {"skipped": self.skipped, "batches_crc32": self.batches_crc32}
         return totals | {"since_log": dict(self._since_log)}
 
     @contextlib.contextmanager
@@ -90,6 +96,8 @@ class Progress:
     def add(self, step: int, metrics: Metrics, batch: dict[str, np.ndarray], flops: float) -> None:
         """One more step, its batch as it was on the host, and the operations that its tokens need."""
         self._pending.append((step, metrics, batch["targets"].size, flops))
+        for name in sorted(batch):  # which sentences were trained on, in which order, since step 0
+            self.batches_crc32 = zlib.crc32(np.ascontiguousarray(batch[name]), self.batches_crc32)
         while len(self._pending) > IN_FLIGHT:
             self._take()
         if step % self._log_interval == 0:
@@ -105,11 +113,11 @@ class Progress:
     def _take(self) -> None:
         step, metrics, positions, flops = self._pending.popleft()
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        if not (math.isfinite(values["loss"]) and math.isfinite(values["gradient_norm"])):
-            raise DamagedError(
-                f"step {step}: loss {values['loss']}, gradient norm {values['gradient_norm']}; the last checkpoint is "
-                "intact. Lower optimizer.learning_rate_factor or raise optimizer.warmup_steps"
-            )
+        finite = values.pop("finite")
+        if not finite:
+            self._nonfinite(step, values)
+            return
+        self._skipped_in_a_row = 0
         tokens = values.pop("target_tokens")
         self.tokens += tokens
         self.flops += flops
@@ -118,11 +126,26 @@ class Progress:
         )
         self._since_log.update({name: values[name] * tokens for name in ("loss", "nll")})
 
+    def _nonfinite(self, step: int, values: dict[str, float]) -> None:
+        """Stops the run, or counts an update that was skipped, on all processes alike: the numbers are those of all."""
+        loss, norm = values["loss"], values["gradient_norm"]
+        what = f"step {step}: loss {loss}, gradient norm {norm}, or a parameter behind it, is not finite"
+        self.skipped += 1
+        self._skipped_in_a_row += 1
+        if not self._skip_nonfinite or self._skipped_in_a_row > _MOST_SKIPPED:
+            raise DamagedError(
+                f"{what}; no checkpoint holds such a number. Lower optimizer.learning_rate_factor, raise "
+                f"optimizer.warmup_steps, or set train.on_nonfinite='skip', which skips up to {_MOST_SKIPPED} in a row"
+            )
+        self.say(f"{what}: its update is skipped ({self.skipped} so far)")
+
     def _log(self, step: int) -> None:
         self._count_time("step")
         sums = self._since_log
         seconds = {f"{name}_seconds": sums[f"{name}_seconds"] for name in ("input", "step", *_APART)}
         training = seconds["input_seconds"] + seconds["step_seconds"]
+        if not sums["steps"]:  # all were skipped
+            return
         record = {
             "loss": sums["loss"] / sums["tokens"],
             "nll": sums["nll"] / sums["tokens"],
@@ -130,8 +153,11 @@ class Progress:
             "learning_rate": float(self._schedule(step - 1)),
             "target_tokens_per_second": sums["tokens"] / training,
             "padding": 1 - sums["tokens"] / sums["positions"],
+            "batches_crc32": self.batches_crc32,
             **seconds,
         }
+        if self._skip_nonfinite:
+            record["skipped_steps"] = self.skipped
         if self._peak_flops:
             record["flops_utilisation"] = sums["flops"] / training / self._peak_flops
         self._run.log(step, **record)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.model.transformer import Transformer
 from t2t_jax.training.loss import cross_entropy
@@ -40,6 +40,7 @@ def train_step(
     *,
     axis: str | None = None,
     devices: int = 1,
+    skip_nonfinite: bool = False,
 ) -> tuple[TrainState, Metrics]:
     """One update from one global batch, taken in `accumulate` parts of equal numbers of rows.
 
@@ -49,6 +50,9 @@ def train_step(
 
     `axis` names the mapped axis over whose devices the batch is divided, each with dropout of its own; without
     one, its rows lie in equal shares on `devices`.
+
+    `finite` is whether the loss, the gradients and the new parameters are; if not, `skip_nonfinite` keeps the old
+    parameters and moments (the step still counts).
     """
     key = jax.random.fold_in(key, state.step)
     if axis is not None:
@@ -75,9 +79,21 @@ def train_step(
     loss, nll, tokens = sums
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
-    new_state = TrainState(state.step + 1, optax.apply_updates(state.params, updates), optimizer_state)
+    params = optax.apply_updates(state.params, updates)
+    gradient_norm = optax.tree.norm(gradients)
+    finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm) & _all_finite(params)
+    new_state = TrainState(state.step + 1, params, optimizer_state)
+    if skip_nonfinite:
+        is_count = lambda x: jnp.issubdtype(x.dtype, jnp.integer)
+        new_state = jax.tree.map(
+            lambda new, old: new if is_count(new) else jnp.where(finite, new, old), new_state, state
+        )
     metrics = {"loss": loss / tokens, "nll": nll / tokens, "target_tokens": tokens}
-    return new_state, metrics | {"gradient_norm": optax.tree.norm(gradients)}
+    return new_state, metrics | {"gradient_norm": gradient_norm, "finite": finite.astype(jnp.float32)}
+
+
+def _all_finite(tree: Any) -> Bool[Array, ""]:
+    return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
 def _interleaved_parts(batch: Batch, parts: int) -> dict[str, Int[Array, "parts rows _"]]:

@@ -1,12 +1,14 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 
-from t2t_jax.decoding.translator import Hypothesis, Score, Translator
+from t2t_jax.decoding.translator import Hypothesis, Score, TrainedModel, Translator
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.bleu import corpus_scores
 from t2t_jax.evaluation.evaluate import evaluate, evaluate_run, perplexities
-from t2t_jax.files import read_json, write_json
+from t2t_jax.files import read_object, write_object
+from t2t_jax.run_folder import RunFolder
 
 OPTIONS = {"beam_size": 4, "alpha": 0.6, "max_extra_length": 50}
 
@@ -69,11 +71,21 @@ def test_the_paper_s_score_needs_a_language_that_moses_knows(caplog):
 
 
 def test_a_run_is_scored_in_its_own_target_language(tmp_path, monkeypatch):
-    write_json(tmp_path / "config.json", {"data": {"target_language": "de"}, "decode": OPTIONS})
+    data = {"corpus": "files", "max_length": 9, "source_language": "en", "target_language": "de"}
+    write_object(tmp_path / "config.json", {"model": {"d_model": 4}, "data": data, "decode": OPTIONS})
     for name, line in {"source": "Ein CDU-Politiker in Bonn .", "reference": "Der CDU-Politiker in Bonn ."}.items():
         (tmp_path / name).write_text(line + "\n")
-    monkeypatch.setattr("t2t_jax.evaluation.evaluate.load", lambda workdir, step: Echo())
+    trained = TrainedModel(RunFolder(tmp_path), None, None, None, 7, "averaged checkpoint 7", None)
+    monkeypatch.setattr("t2t_jax.evaluation.evaluate.restore_all", lambda workdir, step: [trained])
+    monkeypatch.setattr("t2t_jax.evaluation.evaluate.translator_of", lambda members, dtype: Echo())
     files = {name: str(tmp_path / name) for name in ("source", "reference")}
-    scores = evaluate_run(str(tmp_path), step=None, **files, output=None)
+    scores = evaluate_run(str(tmp_path), step=None, **files, output=None, dtype=None)
     assert "tok:moses-de|compounds:split" in scores["paper_signature"]
-    assert list(read_json(tmp_path / "result.json").values()) == [scores]
+    (stored,) = (tmp_path / "evaluations").iterdir()
+    assert read_object(stored).items() > scores.items()
+    evaluate_run(str(tmp_path), step=None, **files, output=None, dtype="bfloat16")
+    evaluate_run(str(tmp_path), step=None, **files, output=None, dtype="bfloat16")
+    assert len(list((tmp_path / "evaluations").iterdir())) == 2
+    with pytest.raises(InputError, match="is not the text it was trained with"):
+        monkeypatch.setattr("t2t_jax.evaluation.evaluate.open_store", lambda data: SimpleNamespace(fingerprint="other"))
+        evaluate_run(str(tmp_path), step=None, source=None, reference=None, output=None, dtype=None)

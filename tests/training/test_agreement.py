@@ -1,0 +1,70 @@
+"""What is saved is finite and the same everywhere: planted differences are found by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from t2t_jax import sharding
+from t2t_jax.errors import DamagedError
+from t2t_jax.training.agreement import check_state
+from t2t_jax.training.train_step import TrainState
+
+POSITION = {"step": 5, "batches": 123}
+
+
+def state_on(mesh, shard_state=False):
+    params = {"embedding": {"table": jnp.arange(64.0).reshape(16, 4)}, "bias": jnp.ones(3)}
+    state = TrainState(jnp.asarray(5, jnp.int32), params, optax.adam(0.1).init(params))
+    return jax.device_put(state, sharding.of_state(jax.eval_shape(lambda: state), mesh, shard_state))
+
+
+def planted(x, device, change):
+    """The same array, the copy of one device changed."""
+    shards = [np.array(shard.data) for shard in x.addressable_shards]
+    shards[device] = change(shards[device])
+    arrays = [jax.device_put(data, shard.device) for data, shard in zip(shards, x.addressable_shards, strict=True)]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, arrays)
+
+
+def flip_lowest_bit(data):
+    words = data.view(np.uint32).ravel()
+    words[words.size // 2] ^= 1
+    return data
+
+
+@pytest.mark.parametrize(("model_parallel", "shard_state"), [(1, False), (2, False), (1, True), (2, True)])
+def test_equal_copies_pass_however_the_state_is_divided(model_parallel, shard_state):
+    mesh = sharding.make_mesh(jax.devices(), model_parallel)
+    check_state(state_on(mesh, shard_state), mesh, POSITION)
+
+
+@pytest.mark.parametrize(("model_parallel", "name"), [(1, "bias"), (1, "embedding/table"), (2, "embedding/table")])
+def test_one_bit_of_one_copy_is_found(model_parallel, name):
+    """A matrix divided over two devices still has four copies of each half."""
+    mesh = sharding.make_mesh(jax.devices(), model_parallel)
+    state = state_on(mesh)
+    *path, last = name.split("/")
+    leaf = state.params[path[0]] if path else state.params
+    leaf[last] = planted(leaf[last], 5, flip_lowest_bit)
+    with pytest.raises(DamagedError, match=f"step 5: params/{name} is not the same on .* and .*"):
+        check_state(state, mesh, POSITION)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_found_wherever_it_is(value):
+    mesh = sharding.make_mesh(jax.devices())
+    state = state_on(mesh, shard_state=True)
+    moments = state.optimizer[0].mu["embedding"]
+    moments["table"] = moments["table"].at[15, 3].set(value)
+    with pytest.raises(DamagedError, match="optimizer/0/mu/embedding/table holds a number that is not finite"):
+        check_state(state, mesh, POSITION)
+
+
+def test_processes_at_other_places_in_the_data_are_found(monkeypatch):
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    other = lambda mine: [mine, mine | {"position": {"step": 5, "batches": 124}}]
+    monkeypatch.setattr(sharding, "gather", other)
+    with pytest.raises(DamagedError, match="process 1 is at .*124.*, process 0 at .*123"):
+        check_state(state_on(mesh), mesh, POSITION)
