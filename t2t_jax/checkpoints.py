@@ -93,7 +93,11 @@ class Checkpoints:
         return self._restore(step, params, optimizer)
 
     def param_shapes(self, step: int) -> Tree:
-        """Shapes and dtypes of the parameters saved at `step`."""
+        """Shapes and dtypes of the parameters saved at `step`, its files checked against the manifest."""
+        self._verify(step)
+        return self._saved_shapes(step)
+
+    def _saved_shapes(self, step: int) -> Tree:
         with self._reading(step):
             saved = self._orbax.metadata(self._folder(step)).item_metadata["params"]
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.tree)
@@ -145,7 +149,7 @@ class Checkpoints:
 
     def _check_shapes(self, step: int, params: Tree) -> None:
         """Orbax casts silently and reports a wrong shape as a missing entry: name the difference instead."""
-        found, wanted = _described(self.param_shapes(step)), _described(params)
+        found, wanted = _described(self._saved_shapes(step)), _described(params)
         for name in sorted(wanted.keys() | found.keys()):
             if found.get(name) != wanted.get(name):
                 raise InputError(

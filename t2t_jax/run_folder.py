@@ -7,6 +7,7 @@ numbers are computed from hold their own checksum.
 import hashlib
 import json
 import numbers
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,22 +176,20 @@ class RunFolder:
         if torn:
             logging.warning("%s: dropped an unfinished last line of %d bytes", self._metrics, len(torn))
         for number, line in enumerate(lines, start=1):
-            try:
-                record = json.loads(line)
-                assert isinstance(record["step"], int)
-            except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+            if (record := _checked_record(line)) is None:
                 raise DamagedError(
-                    f"{self._metrics}, line {number}: not a record of a step; delete that line, and the same command "
-                    "resumes"
-                ) from None
+                    f"{self._metrics}, line {number}: not a record of a step, or not as it was written; delete that "
+                    "line, and the same command resumes"
+                )
             yield line.decode(), record
 
     def log(self, step: int, **metrics: float) -> None:
-        """Appends one line to metrics.jsonl and the same numbers to TensorBoard."""
+        """Appends one line, with its CRC-32, to metrics.jsonl, and the same numbers to TensorBoard."""
         if not self.writes:
             return
+        record = {"step": step, **metrics}
         with self._metrics.open("a") as file:
-            file.write(json.dumps({"step": step, **metrics}) + "\n")
+            file.write(json.dumps(record | {"crc32": _crc32(record)}) + "\n")
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
 
@@ -200,3 +199,18 @@ class RunFolder:
             self._events.close()
         if self._lock:
             self._lock.close()
+
+
+def _crc32(record: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(record).encode())
+
+
+def _checked_record(line: bytes) -> dict[str, Any] | None:
+    """The record in a line of metrics.jsonl, without its CRC-32; None where the line is damaged."""
+    try:
+        record = json.loads(line)
+        checksum = record.pop("crc32", None)  # earlier versions wrote none
+        is_whole = isinstance(record["step"], int) and checksum in (None, _crc32(record))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return record if is_whole else None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,8 +13,11 @@ import jax
 import numpy as np
 import pytest
 
+import main
 from t2t_jax import sharding
+from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data.token_store import open_store
+from t2t_jax.training import loop
 from tests.runs import tiny_config
 from tests.test_devices import assert_same, train
 from tests.test_resume import assert_same_run, losses, wait_for_checkpoint
@@ -97,5 +101,55 @@ def test_they_save_stop_together_and_resume(tmp_path):
     assert results[0]["test"] == results[1]["test"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", ["parameter", "batch"])
+def test_a_difference_between_them_is_never_saved(tmp_path, plant):
+    """One bit of a parameter, or one sentence, is another one in the second process from step 8 on: all stop."""
+    (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
+    processes = start_two("-m", "tests.test_processes", plant, str(tmp_path))
+    said = {
+        "parameter": r"step 12: params/.* is not the same on .* of process 0 and .* of process 1",
+        "batch": "process 1 is at",
+    }
+    for _, errors in ended(processes, 4):
+        assert re.search(said[plant], errors) and "Traceback" not in errors
+    assert Checkpoints(tmp_path / "run/checkpoints").newest_good(9) == [6]
+
+
+def train_with_a_difference(plant, directory, *join):
+    """What each of the two processes does in the test above."""
+    compile_step = loop.compile_step
+
+    def planted(*arguments):
+        compiled, count = compile_step(*arguments), 0
+
+        def take_step(state, batch):
+            nonlocal count
+            count += 1
+            if count == 8 and not sharding.is_main():
+                if plant == "batch":
+                    batch["targets"][0, 0] ^= 2
+                else:
+                    table = state.params["embedding"]
+                    table["table"] = flipped(table["table"])
+            return compiled.take_step(state, batch)
+
+        return compiled._replace(take_step=take_step)
+
+    loop.compile_step = planted
+    return main.main(["main.py", f"--config={directory}/config.py", f"--workdir={directory}/run", *join])
+
+
+def flipped(x):
+    """The same array, one bit of this process's copies changed."""
+    copies = [np.array(shard.data) for shard in x.addressable_shards]
+    for copy in copies:
+        copy.view(np.uint32)[3, 3] ^= 1
+    arrays = [jax.device_put(copy, shard.device) for copy, shard in zip(copies, x.addressable_shards, strict=True)]
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, arrays)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] in ("parameter", "batch"):
+        sys.exit(train_with_a_difference(*sys.argv[1:]))
     take_part(*sys.argv[1:])

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from t2t_jax.errors import DamagedError, InputError
@@ -37,8 +35,31 @@ def test_metrics_beyond_the_resumed_step_are_dropped_and_a_torn_line_aloud(tmp_p
     assert "dropped an unfinished last line of 15 bytes" in caplog.text
     run.log(3, loss=30.0)
     run.close()
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert lines == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 30.0}]
+    assert [record for _, record in run._read_metrics()] == [
+        {"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 30.0}
+    ]  # fmt: skip
+
+
+def test_every_bit_of_the_metrics_counts(tmp_path, begin):
+    run = begin()
+    run.log(1, loss=1.25, nll=0.5)
+    run.log(2, loss=1.5, nll=0.25)
+    run.close()
+    path = tmp_path / "run/metrics.jsonl"
+    whole, expected = path.read_bytes(), list(run._read_metrics())
+    for bit in range(8 * len(whole)):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            found = list(run._read_metrics())
+        except DamagedError as error:
+            assert f"{path}, line" in str(error)
+        else:
+            # A torn last line, or the name of the checksum itself.
+            assert len(found) == 1 or [record["loss"] for _, record in found] == [1.25, 1.5]
+    path.write_bytes(whole)
+    assert list(run._read_metrics()) == expected
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "null", '{"loss": 1}', '{"step": "1"}', "\udc80", "[" * 100_000])

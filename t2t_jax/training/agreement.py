@@ -25,10 +25,12 @@ def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None
     digests, finite = ([_by_place(array) for array in arrays] for arrays in zip(*found, strict=True))
     mine = {"position": position, "digests": digests, "finite": finite}
     processes = sharding.gather(mine)
+    first = processes[0]["position"]
     for index, other in enumerate(processes):
-        if other["position"] != position:
+        if other["position"] != first:
             raise DamagedError(
-                f"process {index} is at {other['position']}, process {jax.process_index()} at {position}"
+                f"process {index} is at {other['position']} in its data, process 0 at {first}; nothing was saved. The same "
+                "command resumes from the last checkpoint"
             )
     for number, (name, spec) in enumerate(zip(names, specs, strict=True)):
         whole = lambda of, n=number: {place: x for other in processes for place, x in other[of][n].items()}
