@@ -29,8 +29,8 @@ def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None
     for index, other in enumerate(processes):
         if other["position"] != first:
             raise DamagedError(
-                f"process {index} is at {other['position']} in its data, process 0 at {first}; nothing was saved. The same "
-                "command resumes from the last checkpoint"
+                f"process {index} is at {other['position']} in its data, process 0 at {first}; nothing was saved. The "
+                "same command resumes from the last checkpoint"
             )
     for number, (name, spec) in enumerate(zip(names, specs, strict=True)):
         whole = lambda of, n=number: {place: x for other in processes for place, x in other[of][n].items()}
