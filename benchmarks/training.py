@@ -391,7 +391,7 @@ def change_library(way: Ours) -> None:
     if way.all_logits:
         train_step.cross_entropy = cross_entropy_of_all_logits
     if way.random_bits:
-        layers.keep_mask = jax.random.bernoulli
+        layers.keep_mask = lambda key, probability, shape, rows: jax.random.bernoulli(key, probability, shape)
 
 
 def cross_entropy_of_all_logits(y: Any, table: Any, targets: Any, label_smoothing: float) -> tuple[Any, Any, Any]:

@@ -76,7 +76,7 @@ def get_config() -> ml_collections.ConfigDict:
     train.label_smoothing = 0.1  # ε_ls (§5.4)
     train.seed = 0  # drives weights, dropout and data order
     train.dtype = "float32"  # of the layers' arithmetic; or 'bfloat16'. Parameters are float32
-    train.accumulate = 0  # parts a batch is taken in, the result is the same; 0 for as few as the memory allows
+    train.accumulate = 0  # microbatches (gradient accumulation), the result is the same; 0 for as few as fit
     train.log_interval = 100  # steps
     train.on_nonfinite = "halt"  # where a loss, gradient or parameter is NaN or infinite; or 'skip' that update
 

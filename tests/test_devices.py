@@ -1,18 +1,23 @@
 """One experiment, whatever the number of devices and whatever they share."""
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from t2t_jax import sharding
-from t2t_jax.data.batching import Batches
+from t2t_jax.data.batching import Batches, Bucket, empty_batch
 from t2t_jax.data.token_store import open_store
 from t2t_jax.errors import InputError
 from t2t_jax.training import engine, loss
+from t2t_jax.training.engine import Machine
 from t2t_jax.training.loop import check, compile_step, make_model
 from t2t_jax.training.loop import train as train_run
-from t2t_jax.training.train_step import init_state
+from t2t_jax.training.train_step import init_state, train_step
+from tests import tiny
 from tests.runs import tiny_config
 
 STEPS = 4
@@ -22,7 +27,9 @@ def train(config, store, devices):
     """Losses and parameters of steps of SGD, which shows a scaled gradient where Adam would hide it."""
     mesh = sharding.make_mesh(jax.devices()[:devices], config.machine.model_parallel)
     model, optimizer = make_model(config, store), optax.sgd(0.3, momentum=0.5)
-    batches = Batches(store.source, store.target, tokens_per_batch=64, num_buckets=2, seed=0)
+    batches = Batches(
+        store.source, store.target, tokens_per_batch=64, num_buckets=2, seed=0, packing=config.data.packing
+    )
     init = lambda key: init_state(model, optimizer, key)
     shapes = jax.eval_shape(init, jax.random.key(0))
     layout = sharding.of_state(shapes, mesh, config.machine.shard_state)
@@ -44,7 +51,7 @@ def assert_same(found, expected):
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
     """Config, store and outcome on one device, where rows have unequal numbers of tokens."""
-    config = tiny_config(tmp_path_factory.mktemp("one"), model__dropout=0.0)
+    config = tiny_config(tmp_path_factory.mktemp("one"), model__dropout=0.1, model__attention_dropout=0.1)
     store = open_store(config.data)
     tokens = Batches(store.source, store.target, tokens_per_batch=64, num_buckets=2, seed=0)[0]["targets"] != 0
     assert len(set(tokens.sum(axis=1))) > 1, "every device had the same number of tokens"
@@ -63,6 +70,7 @@ def changed(config, **changes):
     ("devices", "changes"),
     [
         (8, {}),
+        (1, {"train__accumulate": 4}),
         (4, {"train__accumulate": 2}),
         (8, {"machine__engine": "pmap"}),
         (4, {"machine__engine": "pmap", "train__accumulate": 2}),
@@ -73,7 +81,25 @@ def changed(config, **changes):
     ids=str,
 )
 def test_many_devices_equal_one(one, devices, changes):
+    """With dropout on: an element is dropped or not whatever device and microbatch its row is in."""
     config, store, expected = one
+    assert_same(train(changed(config, **changes), store, devices), expected)
+
+
+@pytest.fixture(scope="module")
+def one_packed(one):
+    config, store, _ = one
+    config = changed(config, data__packing=True)
+    return config, store, train(config, store, 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "changes"),
+    [(8, {}), (1, {"train__accumulate": 4}), (4, {"machine__engine": "pmap", "train__accumulate": 2})],
+    ids=str,
+)
+def test_many_devices_equal_one_on_packed_rows(one_packed, devices, changes):
+    config, store, expected = one_packed
     assert_same(train(changed(config, **changes), store, devices), expected)
 
 
@@ -91,12 +117,11 @@ def test_no_chunk_of_the_loss_waits_for_other_devices(monkeypatch):
     assert [("ENTRY" in text) for text in functions if " all-reduce(" in text] == [True]
 
 
-def test_eight_devices_drop_what_one_drops(one):
-    config, store, without = one
-    config = changed(config, model__dropout=0.1)
-    expected = train(config, store, 1)
-    assert expected[0] != without[0]
-    assert_same(train(config, store, 8), expected)
+@pytest.mark.parametrize("field", ["dropout", "attention_dropout"])
+def test_what_is_compared_has_both_kinds_of_dropout(one, field):
+    config, store, (losses, _) = one
+    without, _ = train(changed(config, **{f"model__{field}": 0.0}), store, 1)
+    assert not np.allclose(without, losses, rtol=1e-4)
 
 
 def test_the_state_is_divided_over_the_devices(one):
@@ -134,6 +159,28 @@ def test_a_batch_is_taken_in_as_few_parts_as_fit_the_memory(one):
     assert fewer.parts > 1 and fewer.bytes < whole.bytes
     with pytest.raises(InputError, match=r"data.tokens_per_batch: in \d+ parts, a step needs .* machine.remat"):
         built(1e-5)
+
+
+def test_the_memory_is_that_of_the_shape_which_needs_the_most():
+    """Few long rows have fewer positions than many short ones, and far more attention weights."""
+    model, optimizer = tiny.model(num_layers=1), optax.sgd(0.3)
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    key, layout = jax.random.key(0), sharding.replicated(mesh)
+    state = jax.jit(functools.partial(init_state, model, optimizer), out_shardings=layout)(key)
+    step = lambda parts, axis, state, batch: train_step(model, optimizer, 0.1, parts, key, state, batch, axis=axis)
+    short, long = Bucket(source_length=9, target_length=9, rows=64), Bucket(64, 64, rows=8)
+
+    def built(shapes, gib=0.0):
+        return engine.build(step, shapes, state, mesh, Machine(parts=0, memory_gib=gib, engine="jit"))
+
+    least, most = built([short]).bytes, built([long]).bytes
+    assert most > 1.5 * least
+    assert built([short, long]).bytes == most
+    limit = (least + most) / 2
+    fitted = built([short, long], limit / 2**30)
+    assert fitted.parts > 1 and fitted.bytes <= limit
+    for shape in (short, long):
+        fitted.take_step(jax.tree.map(jnp.copy, state), empty_batch(shape))
 
 
 def test_out_of_memory_is_one_line_that_names_the_field():

@@ -32,6 +32,8 @@ def get_config():
                        checkpoint__interval_steps=6)
 """
 
+DROPOUT = {"model__dropout": 0.1, "model__attention_dropout": 0.1}
+
 
 def start_two(*command):
     """The command in two processes that find each other."""
@@ -56,7 +58,7 @@ def ended(processes, code):
 
 
 def test_two_processes_equal_one_device(tmp_path):
-    config = tiny_config(tmp_path, model__dropout=0.0)
+    config = tiny_config(tmp_path, **DROPOUT)
     expected = train(config, open_store(config.data), 1)
     ended(start_two("-m", "tests.test_processes", str(tmp_path)), 0)
     found = np.load(tmp_path / "found.npz")
@@ -72,7 +74,7 @@ def take_part(directory, *join):
     assert len(jax.devices()) == 8 and len(jax.local_devices()) == 4
     own = Path(directory) / process_id
     own.mkdir()
-    config = tiny_config(own, model__dropout=0.0)
+    config = tiny_config(own, **DROPOUT)
     losses, state = train(config, open_store(config.data), 8)
     state = sharding.gather_arrays(state, sharding.make_mesh())
     if sharding.is_main():

@@ -10,6 +10,7 @@ reads the answers.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from t2t_jax.decoding.constraints import Constraint, at_least, force_prefix, no_repeated_ngram
+from t2t_jax.decoding import constraints
+from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.sampling import Sampling, sample
 from t2t_jax.errors import InputError
 
@@ -35,8 +37,8 @@ class SearchOptions:
     `n_best` hypotheses of at least `min_length` tokens, EOS included, in which no `no_repeat_ngram` tokens in a row
     occur twice (0: they may). `groups` divides the beam for diverse beam search: each group prefers, by `diversity`
     for each, tokens that the groups before it have not chosen at the same step. With `sampling`, the hypotheses are
-    independent samples, and the beam is as wide as there are of them. `constraint` is your own function, see
-    constraints.py.
+    independent samples, and the beam is as wide as there are of them. `constraint` is your own function, or a
+    `Constraint`, with which a search may stop early; see constraints.py.
     """
 
     beam_size: int = 4
@@ -47,7 +49,7 @@ class SearchOptions:
     groups: int = 1
     diversity: float = 0.5
     sampling: Sampling | None = None
-    constraint: Constraint | None = None
+    constraint: Constraint | constraints.Function | None = None
 
     def __post_init__(self):
         at_least = {"beam_size": 1, "alpha": 0, "min_length": 0, "no_repeat_ngram": 0, "groups": 1, "diversity": 0}
@@ -63,6 +65,13 @@ class SearchOptions:
     def width(self) -> int:
         """W, how many hypotheses are alive at a time."""
         return self.n_best if self.sampling else self.beam_size
+
+    @property
+    def largest_bonus(self) -> float:
+        """The most that constraints raise a token's log-probability by; infinite where nobody says."""
+        if self.constraint is None:
+            return 0.0
+        return self.constraint.largest_bonus if isinstance(self.constraint, Constraint) else math.inf
 
 
 class Hypotheses(NamedTuple):
@@ -130,11 +139,11 @@ def beam_search(
     Each step takes the 2·W likeliest continuations (the likeliest alone where W = 1: greedy search): the best W
     that do not end stay alive, those that end compete for the `n_best` places by `scores`.
 
-    A sentence stops when it reaches its limit, or when not even its likeliest alive hypothesis, ending at the limit
-    at no further cost, could beat the worst of `n_best` finished ones: log-probabilities only fall and the penalty
-    only grows, so stopping never changes the answer. A sentence of which nothing finished returns its alive
-    hypotheses, whole. The answer for a sentence does not depend on the others in the batch. `max_steps` is the
-    static bound of `max_lengths`.
+    A sentence stops when it reaches its limit, or when not even its likeliest alive hypothesis could beat the worst of
+    `n_best` finished ones, though each token up to the limit were certain and had the largest bonus of the constraint
+    (`_upper_bound`): stopping early never changes the answer. A sentence of which nothing finished returns its alive
+    hypotheses, whole. The answer for a sentence does not depend on the others in the batch. `max_steps` is the static
+    bound of `max_lengths`.
     """
     search = start(max_lengths, options, max_steps, prefixes, seeds)
     search, _ = advance(step, reorder, search, cache, options, max_steps=max_steps, min_running=1, eos=eos)
@@ -293,28 +302,42 @@ def _extend_group(
     alive, parents, tokens, ranks = gather_hypotheses((grown, parents, tokens, ranks), order)
     exists = alive.log_probs > NEVER
     penalties = jnp.where(exists, alive.log_probs - ranks, 0.0)
-    bound = jnp.where(exists, ranks, NEVER).max(axis=1) / length_penalty(search.max_lengths, options.alpha)
+    bound = _upper_bound(jnp.where(exists, ranks, NEVER).max(axis=1), lengths + 1, search.max_lengths, options)
     beatable = NEVER if options.sampling else best.scores[:, -1]
     grown = search._replace(alive=alive, penalties=penalties, best=best, last_tokens=tokens, running=bound > beatable)
     return grown, parents
 
 
+def _upper_bound(
+    ranks: Float[Array, " B"], lengths: Int[Array, " B"], max_lengths: Int[Array, " B"], options: SearchOptions
+) -> Float[Array, " B"]:
+    """No continuation of a hypothesis of this rank and length has a higher score when it ends.
+
+    A token adds at most the largest bonus: its log-probability is at most 0, and diversity only takes away. What that
+    comes to is divided by the largest length penalty where it is negative, and where it is positive by the smallest.
+    """
+    if options.largest_bonus == math.inf:
+        return jnp.where(ranks > NEVER, math.inf, NEVER)
+    most = ranks + options.largest_bonus * (max_lengths - lengths)
+    return most / length_penalty(jnp.where(most < 0, max_lengths, lengths + 1), options.alpha)
+
+
 def _allowed(search: Search, logits: Float[Array, "B W vocab"], options: SearchOptions, eos: int) -> _Next:
     """What the model says, after all constraints. Normalised at once only where something needs all of it."""
-    constraints = [options.constraint] if options.constraint else []
+    chosen = [options.constraint] if options.constraint else []
     if options.no_repeat_ngram:
-        constraints.append(no_repeated_ngram(options.no_repeat_ngram))
+        chosen.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
     if search.prefixes.shape[1]:
-        constraints.append(force_prefix(search.prefixes))
+        chosen.append(constraints.force_prefix(search.prefixes))
     if options.sampling and options.min_length:  # a beam takes care of it among its candidates
-        constraints.append(at_least(options.min_length, eos))
+        chosen.append(constraints.at_least(options.min_length, eos))
     values = jnp.moveaxis(logits, -1, 0)
     # Chunk by chunk: their maxima are needed anyway, to find the likeliest tokens.
     log_normaliser = jax.nn.logsumexp(jax.nn.logsumexp(_chunks(values), axis=1), axis=0).reshape(values.shape[1:])
-    if not (constraints or options.sampling):
+    if not (chosen or options.sampling):
         return _Next(values, log_normaliser)
     log_probs = logits - log_normaliser[..., None]
-    for constraint in constraints:
+    for constraint in chosen:
         log_probs = constraint(log_probs, search.alive.tokens, search.lengths)
     return _Next(jnp.moveaxis(log_probs, -1, 0), jnp.zeros_like(log_normaliser))
 

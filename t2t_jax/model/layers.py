@@ -106,18 +106,21 @@ class LearnedPositions(nn.Module):
         return table[jnp.minimum(positions, self.length - 1)]
 
 
-def keep_mask(key: Array, keep_probability: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
+def keep_mask(
+    key: Array, keep_probability: float, shape: tuple[int, ...], rows: Int[Array, " B"]
+) -> Bool[Array, "B ..."]:
     """True with `keep_probability`, independently for each element; a pure function of (key, element index).
 
-    Hashes the element's index with the key instead of drawing from `jax.random`: a few integer operations
-    that the compiler fuses into the multiplication, several times cheaper than threefry on a CPU, and the
-    same bits however the array is split over devices.
+    `rows` are the numbers of the array's rows in the global batch. Hashes the element's index there with the key
+    instead of drawing from `jax.random`: a few integer operations that the compiler fuses into the multiplication,
+    several times cheaper than threefry on a CPU, and the same bits however the batch is split over devices and
+    microbatches.
     """
     words = jax.random.key_data(key).ravel()
-    index = jnp.zeros(shape, jnp.uint32)
-    for axis in reversed(range(len(shape))):
+    index = jnp.expand_dims(rows.astype(jnp.uint32), range(1, len(shape))) * jnp.uint32(math.prod(shape[1:]))
+    for axis in range(1, len(shape)):
         stride = math.prod(shape[axis + 1 :])
-        index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
+        index = index + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
     bits = _mix(_mix(index + words[-1]) ^ words[0])
     return bits < jnp.uint32(min(keep_probability * 2**32, 2**32 - 1))
 
@@ -133,13 +136,17 @@ def _mix(x: Array) -> Array:
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with probability `rate` and scales the rest by 1/(1 − rate) (§5.4)."""
+    """Zeroes each element with probability `rate` and scales the rest by 1/(1 − rate) (§5.4).
+
+    `rows` are the numbers of x's rows in the global batch, of which the mask is a function; None outside training,
+    when nothing is dropped.
+    """
 
     rate: float
 
     @nn.compact
-    def __call__(self, x: Float[Array, "..."], *, train: bool) -> Float[Array, "..."]:
-        if not train or self.rate == 0:
+    def __call__(self, x: Float[Array, "B ..."], rows: Int[Array, " B"] | None) -> Float[Array, "B ..."]:
+        if rows is None or self.rate == 0:
             return x
-        keep = keep_mask(self.make_rng("dropout"), 1 - self.rate, x.shape)
+        keep = keep_mask(self.make_rng("dropout"), 1 - self.rate, x.shape, rows)
         return jnp.where(keep, x * jnp.asarray(1 / (1 - self.rate), x.dtype), jnp.zeros_like(x))

@@ -28,6 +28,7 @@ from t2t_jax.model.layers import (
 )
 
 Cache = dict[str, Any]
+Rows = Int[Array, " B"] | None  # numbers of the rows in the global batch; inside the layers, None outside training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,12 +78,12 @@ class Sublayer(nn.Module):
     dtype: DTypeLike
 
     @nn.compact
-    def __call__(self, x, function, *, train: bool):
+    def __call__(self, x, function, rows: Rows):
         norm = layer_norm(self.config, self.dtype, name="norm")
         dropout = Dropout(self.config.dropout)
         if self.config.norm == "pre":
-            return x + dropout(function(norm(x)), train=train)
-        return norm(x + dropout(function(x), train=train))
+            return x + dropout(function(norm(x)), rows)
+        return norm(x + dropout(function(x), rows))
 
 
 def layer_norm(config: TransformerConfig, dtype: DTypeLike, name: str | None = None) -> nn.LayerNorm:
@@ -120,12 +121,12 @@ class EncoderLayer(nn.Module):
         self.after_self_attention = Sublayer(self.config, self.dtype)
         self.after_feed_forward = Sublayer(self.config, self.dtype)
 
-    def __call__(self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 #S S"], *, train: bool):
+    def __call__(self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 #S S"], rows: Rows):
         def drop(weights):
-            return self.attention_dropout(weights, train=train)
+            return self.attention_dropout(weights, rows)
 
-        x = self.after_self_attention(x, lambda y: self.self_attention(y, y, mask, drop), train=train)
-        return self.after_feed_forward(x, self.feed_forward, train=train)
+        x = self.after_self_attention(x, lambda y: self.self_attention(y, y, mask, drop), rows)
+        return self.after_feed_forward(x, self.feed_forward, rows)
 
 
 class DecoderLayer(nn.Module):
@@ -151,19 +152,18 @@ class DecoderLayer(nn.Module):
         encoded: Float[Array, "B S D"],
         own: Bool[Array, "#B 1 #T T"],
         mask: Bool[Array, "B 1 #T S"],
-        *,
-        train: bool,
+        rows: Rows,
     ):
         def attend_left(y):
-            drop = lambda weights: self.self_attention_dropout(weights, train=train)
+            drop = lambda weights: self.self_attention_dropout(weights, rows)
             return self.self_attention(y, y, own, drop, causal=True)
 
         def attend_source(y):
-            return self.cross_attention(y, encoded, mask, lambda w: self.cross_attention_dropout(w, train=train))
+            return self.cross_attention(y, encoded, mask, lambda w: self.cross_attention_dropout(w, rows))
 
-        y = self.after_self_attention(y, attend_left, train=train)
-        y = self.after_cross_attention(y, attend_source, train=train)
-        return self.after_feed_forward(y, self.feed_forward, train=train)
+        y = self.after_self_attention(y, attend_left, rows)
+        y = self.after_cross_attention(y, attend_source, rows)
+        return self.after_feed_forward(y, self.feed_forward, rows)
 
     def step(
         self,
@@ -194,9 +194,9 @@ class DecoderLayer(nn.Module):
             # All hypotheses of a sentence attend to one copy of its keys and values: W takes the place of T.
             return attend(self.cross_attention, y, layer["source_key"], layer["source_value"], mask)
 
-        y = self.after_self_attention(y, attend_left, train=False)
-        y = self.after_cross_attention(y, attend_source, train=False)
-        return self.after_feed_forward(y, self.feed_forward, train=False), layer
+        y = self.after_self_attention(y, attend_left, None)
+        y = self.after_cross_attention(y, attend_source, None)
+        return self.after_feed_forward(y, self.feed_forward, None), layer
 
 
 class Transformer(nn.Module):
@@ -204,7 +204,11 @@ class Transformer(nn.Module):
 
     Parameters are float32; `dtype` is what the layers compute in, `fused_attention` whether whole sentences attend in
     one kernel (decoding step by step never does). With `remat`, a backward pass finds only what each layer gave and
-    computes its inside again. Training takes a key as `rngs={'dropout': key}`.
+    computes its inside again.
+
+    Training (`train=True`) takes a key as `rngs={'dropout': key}`. `rows` are the numbers of the given rows in the
+    global batch, 0, 1, … where they are not given: with the same key, a row has the same elements dropped whichever
+    other rows are computed with it.
 
     Rows may hold several pairs: `input_segments` and `target_segments` then number the pairs of each row, one
     after the other, 0 being padding, and each pair is computed as if it were alone.
@@ -263,22 +267,29 @@ class Transformer(nn.Module):
         window = self.config.attention_window
         return mask & window_mask(mask.shape[-1], window) if window else mask
 
-    def _through(self, layer, train, *arrays):
-        call = lambda layer, *arrays: layer(*arrays, train=train)
+    def _through(self, layer, *arrays):
+        call = lambda layer, *arrays: layer(*arrays)
         return (nn.remat(call) if self.remat else call)(layer, *arrays)
 
     def encode(
-        self, inputs: Int[Array, "B S"], input_segments: Int[Array, "B S"] | None = None, *, train: bool = False
+        self,
+        inputs: Int[Array, "B S"],
+        input_segments: Int[Array, "B S"] | None = None,
+        *,
+        train: bool = False,
+        rows: Rows = None,
     ) -> Float[Array, "B S D"]:
         """The encoder's output for each source position."""
+        rows = _rows_to_drop_from(inputs, train, rows)
         mask = padding_mask(inputs) if input_segments is None else segment_mask(input_segments, input_segments)
         mask = self._restricted(mask)
-        x = self.source_dropout(self._embed_source(inputs, input_segments), train=train)
+        x = self.source_dropout(self._embed_source(inputs, input_segments), rows)
         for layer in self.encoder_layers:
-            x = self._through(layer, train, x, mask)
+            x = self._through(layer, x, mask, rows)
         return self.encoder_norm(x) if self.config.norm == "pre" else x
 
-    def _decoded(self, encoded, inputs, targets, input_segments, target_segments, train):
+    def _decoded(self, encoded, inputs, targets, input_segments, target_segments, train, rows):
+        rows = _rows_to_drop_from(inputs, train, rows)
         shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
         own, mask = jnp.ones((1, 1, 1, targets.shape[1]), bool), padding_mask(inputs)
         if target_segments is not None:
@@ -288,9 +299,9 @@ class Transformer(nn.Module):
         own = self._restricted(own)
         positions = self._target_positions(jnp.arange(targets.shape[1]))
         y = self._embed_target(shifted) + _by_segment(positions, target_segments)
-        y = self.target_dropout(y, train=train)
+        y = self.target_dropout(y, rows)
         for layer in self.decoder_layers:
-            y = self._through(layer, train, y, encoded, own, mask)
+            y = self._through(layer, y, encoded, own, mask, rows)
         return self._softmax(y)
 
     def decode(
@@ -302,9 +313,10 @@ class Transformer(nn.Module):
         target_segments: Int[Array, "B T"] | None = None,
         *,
         train: bool = False,
+        rows: Rows = None,
     ) -> Float[Array, "B T vocab"]:
         """Logits of every target position, each having seen the source and `targets[:, :t]`."""
-        y, softmax = self._decoded(encoded, inputs, targets, input_segments, target_segments, train)
+        y, softmax = self._decoded(encoded, inputs, targets, input_segments, target_segments, train, rows)
         return softmax.logits(y)
 
     def before_softmax(
@@ -315,10 +327,11 @@ class Transformer(nn.Module):
         target_segments: Int[Array, "B T"] | None = None,
         *,
         train: bool = False,
+        rows: Rows = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, "vocab D"]]:
         """(y, E): the logits of the targets are y Eᵀ; for a loss that never has all of them in memory."""
-        encoded = self.encode(inputs, input_segments, train=train)
-        y, softmax = self._decoded(encoded, inputs, targets, input_segments, target_segments, train)
+        encoded = self.encode(inputs, input_segments, train=train, rows=rows)
+        y, softmax = self._decoded(encoded, inputs, targets, input_segments, target_segments, train, rows)
         return y, softmax.table
 
     def __call__(
@@ -329,10 +342,11 @@ class Transformer(nn.Module):
         target_segments: Int[Array, "B T"] | None = None,
         *,
         train: bool = False,
+        rows: Rows = None,
     ) -> Float[Array, "B T vocab"]:
         """Logits of the targets given the inputs, for scoring."""
-        encoded = self.encode(inputs, input_segments, train=train)
-        return self.decode(encoded, inputs, targets, input_segments, target_segments, train=train)
+        encoded = self.encode(inputs, input_segments, train=train, rows=rows)
+        return self.decode(encoded, inputs, targets, input_segments, target_segments, train=train, rows=rows)
 
     def init_cache(self, rows: int, width: int, beam_size: int, room: int) -> Cache:
         """Memory for decoding `rows` sentences of at most `width` subwords, and `room` steps of each hypothesis.
@@ -389,6 +403,12 @@ class Transformer(nn.Module):
         slot = (slot + 1) % ancestors.shape[-1]
         y, softmax = self._softmax(y)
         return softmax.logits_of_step(y), cache | {"layers": layers, "ancestors": ancestors, "slot": slot}
+
+
+def _rows_to_drop_from(inputs: Int[Array, "B S"], train: bool, rows: Rows) -> Rows:
+    if not train:
+        return None
+    return jnp.arange(len(inputs)) if rows is None else rows
 
 
 def _begins(segments: Int[Array, "B T"]) -> Bool[Array, "B T"]:

@@ -18,16 +18,17 @@ from t2t_jax.data.batching import Bucket, empty_batch
 from t2t_jax.errors import InputError
 from t2t_jax.training.train_step import Batch, Metrics, TrainState
 
+Shape = tuple[tuple[int, ...], ...]  # of a batch's inputs and targets
 # (state, a batch on the host) → (state, metrics)
 TakeStep = Callable[[TrainState, dict[str, np.ndarray]], tuple[TrainState, Metrics]]
 _GIB = 2**30
 
 
 class Machine(NamedTuple):
-    """How the devices are used. None of it changes the experiment.
+    """How the devices are used. None of it changes the experiment: losses and gradients are the same up to rounding.
 
-    A batch is taken in `parts`, as few as the memory allows where that is 0. `memory_gib` is a device's, 0 for what it
-    says it has. `engine` is 'jit' or 'pmap'.
+    Gradients are accumulated over `parts` microbatches, as few as the memory allows where that is 0. `memory_gib` is a
+    device's, 0 for what it says it has. `engine` is 'jit' or 'pmap'.
     """
 
     parts: int
@@ -36,7 +37,7 @@ class Machine(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """A compiled training step, how many parts it takes a batch in, and the memory it needs, on each device."""
+    """A compiled training step, its number of microbatches, and a device's memory that the neediest batch takes."""
 
     take_step: TakeStep
     parts: int
@@ -53,23 +54,19 @@ def build(
 ) -> Engine:
     """The pure `step(parts, axis, state, batch)` compiled for batches of these shapes and a state laid out as `state`.
 
-    The largest shape comes first: with it, batches are taken in two, four, … parts until they fit.
+    Ahead of time, all shapes in one number of microbatches, in which each of them fits the memory.
     """
     started = time.monotonic()
     if machine.engine == "pmap":
         return Engine(_pmap(step, mesh, machine.parts or 1), machine.parts or 1, 0, 0.0)
     positions = lambda bucket: bucket.rows * (bucket.source_length + bucket.target_length)
     empty = [empty_batch(bucket) for bucket in sorted(shapes, key=positions, reverse=True)]
-    parts, largest = _fit(functools.partial(_lower, step, state, mesh), empty[0], mesh, machine)
-    lowered = {_shape(batch): _lower(step, state, mesh, batch, parts) for batch in empty[1:]}
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        compiled = dict(zip(lowered, pool.map(lambda step: step.compile(), lowered.values()), strict=True))
-    compiled[_shape(empty[0])] = largest
+    parts, compiled = _fit(functools.partial(_lower, step, state, mesh), empty, mesh, machine)
 
     def take_step(state, batch):
         return compiled[_shape(batch)](state, sharding.put_rows(batch, mesh, parts))
 
-    return Engine(take_step, parts, bytes_of(largest), time.monotonic() - started)
+    return Engine(take_step, parts, max(map(bytes_of, compiled.values())), time.monotonic() - started)
 
 
 def _lower(step, state, mesh, batch, parts):
@@ -78,19 +75,34 @@ def _lower(step, state, mesh, batch, parts):
     return jitted.lower(state, sharding.put_rows(batch, mesh, parts))
 
 
-def _fit(lower: Callable, batch: Batch, mesh: Mesh, machine: Machine) -> tuple[int, Any]:
-    """The number of parts that the batch fits the memory in, and the step compiled for it."""
+def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine) -> tuple[int, dict[Shape, Any]]:
+    """The least number of microbatches, of 1, 2, 4, …, in which every batch fits the memory, and the compiled steps.
+
+    The batch that is likely to need the most is the first of `batches`, then the one that was found to: only where it
+    fits are the others compiled.
+    """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
-    rows = -(-len(batch["inputs"]) // mesh.shape[sharding.DATA])
+    rows = -(-max(len(batch["inputs"]) for batch in batches) // mesh.shape[sharding.DATA])
     choices = [machine.parts] if machine.parts else [2**n for n in range(rows.bit_length())]
     for parts in choices:
-        compiled = lower(batch, parts).compile()
-        if bytes_of(compiled) <= limit:
+        compiled = _compile(lower, batches[:1], parts)
+        if bytes_of(compiled[_shape(batches[0])]) <= limit:
+            compiled |= _compile(lower, batches[1:], parts)
+        needs = {shape: bytes_of(step) for shape, step in compiled.items()}
+        if max(needs.values()) <= limit:
             return parts, compiled
+        batches = sorted(batches, key=lambda batch: needs.get(_shape(batch), 0), reverse=True)
     raise InputError(
-        f"data.tokens_per_batch: in {parts} parts, a step needs {bytes_of(compiled) / _GIB:.2f} GiB of the "
+        f"data.tokens_per_batch: in {parts} parts, a step needs {max(needs.values()) / _GIB:.2f} GiB of the "
         f"{limit / _GIB:.2f} GiB of a device; {_REMEDIES}"
     )
+
+
+def _compile(lower: Callable, batches: Sequence[Batch], parts: int) -> dict[Shape, Any]:
+    """The step compiled for each batch, several at a time."""
+    lowered = {_shape(batch): lower(batch, parts) for batch in batches}
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(lowered, pool.map(lambda step: step.compile(), lowered.values()), strict=True))
 
 
 _REMEDIES = (
@@ -123,7 +135,7 @@ def out_of_memory() -> Iterator[None]:
         raise InputError(f"data.tokens_per_batch: out of memory ({reason}); {_REMEDIES}") from None
 
 
-def _shape(batch: Batch) -> tuple[tuple[int, ...], ...]:
+def _shape(batch: Batch) -> Shape:
     return batch["inputs"].shape, batch["targets"].shape
 
 

@@ -42,37 +42,39 @@ def train_step(
     devices: int = 1,
     skip_nonfinite: bool = False,
 ) -> tuple[TrainState, Metrics]:
-    """One update from one global batch, taken in `accumulate` parts of equal numbers of rows.
+    """One update from one global batch, by gradient accumulation over `accumulate` microbatches of equally many rows.
 
     The loss is the sum over all non-padding target tokens divided by their number, over the whole batch:
-    never a mean of means over devices or parts. `loss` is label-smoothed, `nll` is not (nats per token).
-    The entries of the batch are the arguments of the model.
+    never a mean of means over devices or microbatches. `loss` is label-smoothed, `nll` is not (nats per token).
+    The entries of the batch are the arguments of the model. Dropout is a function of the key, the step and an
+    element's place in the global batch: devices and microbatches change no mask.
 
-    `axis` names the mapped axis over whose devices the batch is divided, each with dropout of its own; without
-    one, its rows lie in equal shares on `devices`.
+    `axis` names the mapped axis over whose devices the rows are divided, one after the other; without one, they lie
+    in equal shares on `devices`.
 
     `finite` is whether the loss, the gradients and the new parameters are; if not, `skip_nonfinite` keeps the old
     parameters and moments (the step still counts).
     """
     key = jax.random.fold_in(key, state.step)
+    rows = jnp.arange(len(batch["inputs"]))  # their numbers in the global batch
     if axis is not None:
-        key = jax.random.fold_in(key, jax.lax.axis_index(axis))
+        rows += jax.lax.axis_index(axis) * len(rows)
 
-    def loss_sum(params, part, part_key):
-        method, rngs = Transformer.before_softmax, {"dropout": part_key}
-        y, table = model.apply({"params": params}, **part, train=True, rngs=rngs, method=method)
+    def loss_sum(params, part, rows):
+        method, rngs = Transformer.before_softmax, {"dropout": key}
+        y, table = model.apply({"params": params}, **part, train=True, rows=rows, rngs=rngs, method=method)
         loss, nll, tokens = cross_entropy(y, table, part["targets"], label_smoothing, devices)
         return loss, (loss, nll, tokens)
 
-    def add_part(total, part_and_key):
-        gradients, sums = jax.grad(loss_sum, has_aux=True)(state.params, *part_and_key)
+    def add_part(total, part_and_rows):
+        gradients, sums = jax.grad(loss_sum, has_aux=True)(state.params, *part_and_rows)
         return jax.tree.map(jnp.add, total, (gradients, sums)), None
 
     if accumulate == 1:
-        gradients, sums = jax.grad(loss_sum, has_aux=True)(state.params, batch, key)
+        gradients, sums = jax.grad(loss_sum, has_aux=True)(state.params, batch, rows)
     else:
         zeros = (jax.tree.map(jnp.zeros_like, state.params), (jnp.zeros(()),) * 3)
-        parts = (_interleaved_parts(batch, accumulate), jax.random.split(key, accumulate))
+        parts = jax.tree.map(lambda x: _interleaved_parts(x, accumulate), (batch, rows))
         (gradients, sums), _ = jax.lax.scan(add_part, zeros, parts)
     if axis is not None:
         gradients, sums = jax.lax.psum((gradients, sums), axis)
@@ -96,6 +98,6 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-def _interleaved_parts(batch: Batch, parts: int) -> dict[str, Int[Array, "parts rows _"]]:
-    """[rows, length] → [parts, rows / parts, length]; every part has rows of every device's share."""
-    return jax.tree.map(lambda x: x.reshape(-1, parts, x.shape[-1]).swapaxes(0, 1), batch)
+def _interleaved_parts(x: Int[Array, "B *n"], parts: int) -> Int[Array, "parts rows *n"]:
+    """[rows, …] → [parts, rows / parts, …]; every part has rows of every device's share."""
+    return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)

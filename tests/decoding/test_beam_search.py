@@ -1,5 +1,6 @@
 """Search over toy worlds whose answers can be found by hand or by trying everything."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -12,10 +13,13 @@ from hypothesis import strategies as st
 
 from t2t_jax.decoding import beam_search as beam_search_module
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search, length_penalty
+from t2t_jax.decoding.constraints import Constraint, no_repeated_ngram
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.errors import InputError
 
 EOS = 1
+EVERYTHING = lambda log_probs, tokens, lengths: log_probs
+MORE_3 = lambda log_probs, tokens, lengths: log_probs.at[..., 3].add(5.0)
 
 
 @functools.partial(jax.jit, static_argnames=("options", "max_steps"))
@@ -118,14 +122,14 @@ def test_stopping_early_never_changes_the_n_best(seed, beam_size, alpha, data):
         np.testing.assert_allclose([s for _, s in got], [s for _, s in expected], rtol=1e-4)
 
 
-def search_to_the_limit(log_probs, limit, beam_size, alpha):
+def search_to_the_limit(log_probs, limit, beam_size, alpha, bonus=lambda tokens, token: 0.0):
     """Beam search in plain Python, always to the limit, keeping every finished hypothesis."""
     width = 2 * beam_size if beam_size > 1 else 1
     alive, finished = [((), 0.0)], []
     penalty = lambda tokens: ((5 + len(tokens)) / 6) ** alpha
     for _ in range(limit):
         grown = [
-            ((*tokens, token), total + log_probs[len(tokens), (0, *tokens)[-1], token])
+            ((*tokens, token), total + log_probs[len(tokens), (0, *tokens)[-1], token] + bonus(tokens, token))
             for tokens, total in alive for token in range(log_probs.shape[-1])
         ]  # fmt: skip
         grown = sorted(grown, key=lambda item: -item[1])[:width]
@@ -134,6 +138,102 @@ def search_to_the_limit(log_probs, limit, beam_size, alpha):
     if not finished:
         finished = [(tokens, total / penalty(tokens)) for tokens, total in alive]
     return sorted(finished, key=lambda item: -item[1])
+
+
+BONUSES = {  # [position, last token, next token] → where a bonus, or a penalty, falls
+    "of a token": lambda at, last, token: token == 3,
+    "of a position": lambda at, last, token: at >= 2,
+    "of a pair": lambda at, last, token: (last + token) % 3 == 0,
+    "of everything": lambda at, last, token: at >= 0,
+    "of the end": lambda at, last, token: token == EOS,
+}
+
+
+@functools.partial(jax.jit, static_argnames=("declared", "options", "max_steps"))
+def search_with_bonuses(log_probs, bonuses, once, limits, declared, options, max_steps):
+    """A search in which bonuses[position, last token, next token] are given, those `once` until token 3 is said."""
+
+    def add(log_probs, tokens, lengths):
+        rows, last = jnp.arange(len(tokens)), jnp.maximum(lengths - 1, 0)
+        last = jnp.where((lengths > 0)[:, None], tokens[rows, :, last], 0)  # [B, W]
+        said = (tokens == 3).any(axis=2)
+        return log_probs + jnp.where((once & said)[..., None], 0.0, bonuses[lengths[:, None], last])
+
+    def step(tokens, positions, cache):
+        rows = jnp.arange(len(tokens))
+        return log_probs[rows[:, None], positions[:, None], tokens], cache
+
+    constraint = add if declared is None else Constraint(add, largest_bonus=declared)
+    options = dataclasses.replace(options, constraint=constraint)
+    return beam_search(step, (), limits, options, max_steps=max_steps)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(sorted(BONUSES)),
+    st.booleans(),
+    st.sampled_from([0.0, 0.5, 4.0]),
+    st.sampled_from([0.6, 2.0]),
+    st.sampled_from([(1, 1), (3, 2)]),
+    st.booleans(),
+)
+@settings(max_examples=60)
+def test_with_bonuses_too_stopping_early_never_changes_the_n_best(seed, form, once, largest, alpha, beams, known):
+    beam_size, n_best = beams
+    log_probs, limits = random_chains(seed, 3, 9, vocab=5), np.array([3, 9, 6])
+    falls = BONUSES[form](*np.indices((9, 5, 5)))
+    bonuses = np.where(falls, np.random.default_rng(seed).uniform(-largest - 1, 2 * largest, (9, 5, 5)), 0)
+    bonuses = np.minimum(bonuses, largest)
+    declared = largest if known else None
+    options = SearchOptions(beam_size=beam_size, alpha=alpha, n_best=n_best)
+    arrays = [jnp.asarray(x, jnp.float32) for x in (log_probs, bonuses)]
+    found = search_with_bonuses(*arrays, once, jnp.asarray(limits), declared, options, max_steps=9)
+    found = jax.tree.map(np.asarray, found)
+    bonus = lambda tokens, token: 0.0 if once and 3 in tokens else bonuses[len(tokens), (0, *tokens)[-1], token]
+    for sentence, limit in enumerate(limits):
+        expected = search_to_the_limit(log_probs[sentence], limit, beam_size, alpha, bonus)[:n_best]
+        got = listed(found, sentence)
+        assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+        np.testing.assert_allclose([s for _, s in got], [s for _, s in expected], rtol=1e-4, atol=1e-5)
+
+
+def test_no_ending_scores_above_the_bound():
+    """For hypotheses of 3 tokens of at most 9, with and without a bonus: certain tokens, each with all of it."""
+    ranks = jnp.array([-40.0, -6.0, -0.1, 0.0, 2.0, -jnp.inf])
+    for bonus, alpha in itertools.product((0.0, 0.5, 3.0), (0.0, 0.6, 2.0)):
+        options = SearchOptions(alpha=alpha, constraint=Constraint(EVERYTHING, largest_bonus=bonus))
+        lengths, limits = jnp.full(6, 3), jnp.full(6, 9)
+        bound = beam_search_module._upper_bound(ranks, lengths, limits, options)
+        for more in range(1, 7):
+            assert (bound >= (ranks + more * bonus) / length_penalty(lengths + more, alpha)).all()
+    unknown = SearchOptions(constraint=EVERYTHING)
+    bound = beam_search_module._upper_bound(ranks, lengths, limits, unknown)
+    np.testing.assert_array_equal(bound, [np.inf] * 5 + [-np.inf])
+
+
+@pytest.mark.parametrize(
+    ("constraint", "steps"),
+    [
+        (None, 2),
+        (EVERYTHING, 9),
+        (Constraint(EVERYTHING, largest_bonus=0.0), 2),
+        (Constraint(EVERYTHING, largest_bonus=2.0), 3),
+        (Constraint(EVERYTHING, largest_bonus=5.0), 4),
+        (no_repeated_ngram(3), 2),
+    ],
+)
+def test_a_search_stops_early_where_the_bonus_is_known(constraint, steps):
+    """All but certain: 2, then EOS. What could still come is worth less, unless there may be a bonus."""
+    p = np.full((4, 4), 1e-4)
+    p[:, 0], p[0, 2], p[2:, EOS] = 1e-30, 1.0, 1.0
+    log_probs = jnp.log(jnp.asarray(p, jnp.float32) / p.sum(axis=1, keepdims=True))
+    options = SearchOptions(beam_size=2, constraint=constraint)
+    begun = beam_search_module.start(jnp.array([9]), options, 9)
+    step = lambda tokens, positions, cache: (log_probs[tokens], cache)
+    take = functools.partial(beam_search_module.advance, step, beam_search_module.gather_hypotheses)
+    ended, _ = jax.jit(lambda search: take(search, (), options, max_steps=20, min_running=1))(begun)
+    assert ended.lengths.tolist() == [steps]
+    assert listed(jax.tree.map(np.asarray, beam_search_module.results(ended, options)))[0][0] == (2, EOS)
 
 
 @given(st.integers(0, 10**6))
@@ -239,8 +339,23 @@ def test_a_function_of_your_own_forbids_and_rewards():
     found = listed(search(log_probs, [4], beam_size=27, n_best=4, constraint=never_2))
     expected = [item for item in exhaustive(log_probs[0], 4, 0.6) if 2 not in item[0]]
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:4]]
-    more_3 = lambda log_probs, tokens, lengths: log_probs.at[..., 3].add(5.0)
-    assert listed(search(log_probs, [4], constraint=more_3))[0][0].count(3) >= 2
+    bonus = np.where(np.arange(4) == 3, 5.0, 0.0)
+    expected = exhaustive(log_probs[0] + bonus, 4, 0.6)
+    for constraint in (MORE_3, Constraint(MORE_3, largest_bonus=5.0)):
+        found = listed(search(log_probs, [4], beam_size=27, n_best=4, constraint=constraint))
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:4]]
+
+
+@pytest.mark.parametrize("constraint", [MORE_3, Constraint(MORE_3, largest_bonus=5.0)])
+def test_a_bonus_to_come_is_waited_for(constraint):
+    """An end at once is likely; 2, 3, end is not, but has a bonus of 5 that only its second step brings."""
+    p = np.full((4, 4), 1e-9)
+    p[0, EOS], p[0, 2] = 0.9, 0.1
+    p[2, EOS] = p[2, 3] = 0.5
+    p[3, EOS] = 1.0
+    found = listed(search(np.log(p)[None], [3], beam_size=2, alpha=0.6, constraint=constraint))
+    assert found[0][0] == (2, 3, EOS)
+    np.testing.assert_allclose(found[0][1], (np.log(0.1 * 0.5) + 5) / (8 / 6) ** 0.6, rtol=1e-4)
 
 
 def test_groups_without_diversity_are_the_same_search_again_and_with_it_they_differ():

@@ -50,32 +50,38 @@ def test_embedding_starts_with_unit_variance_inputs():
 @given(st.integers(0, 2**31), st.sampled_from([0.1, 0.3, 0.5, 0.9]))
 @settings(max_examples=20)
 def test_keep_mask_keeps_the_right_share_without_neighbours_agreeing(seed, keep):
-    mask = np.asarray(keep_mask(jax.random.key(seed), keep, (300, 400)))
+    mask = np.asarray(keep_mask(jax.random.key(seed), keep, (300, 400), jnp.arange(300)))
     error = 5 * np.sqrt(keep * (1 - keep) / mask.size)  # five standard deviations
     assert abs(mask.mean() - keep) < error
     for shifted in (mask[:, 1:] & mask[:, :-1], mask[1:] & mask[:-1]):
         assert abs(shifted.mean() - keep**2) < 2 * error
-    other = np.asarray(keep_mask(jax.random.key(seed + 1), keep, (300, 400)))
+    other = np.asarray(keep_mask(jax.random.key(seed + 1), keep, (300, 400), jnp.arange(300)))
     assert abs((mask & other).mean() - keep**2) < 2 * error
 
 
 def test_keep_mask_uses_every_word_of_the_key():
-    masks = [keep_mask(jax.random.wrap_key_data(jnp.array(words, jnp.uint32)), 0.5, (64,)) for words in
-             ([1, 2], [1, 3], [2, 2])]  # fmt: skip
+    key = lambda words: jax.random.wrap_key_data(jnp.array(words, jnp.uint32))
+    masks = [keep_mask(key(words), 0.5, (64,), jnp.arange(64)) for words in ([1, 2], [1, 3], [2, 2])]
     assert (masks[0] != masks[1]).any() and (masks[0] != masks[2]).any()
+
+
+def test_the_mask_of_a_row_depends_on_its_number_and_not_on_the_other_rows():
+    key, numbers = jax.random.key(0), jnp.array([7, 0, 3])
+    whole = keep_mask(key, 0.5, (8, 5, 6), jnp.arange(8))
+    np.testing.assert_array_equal(keep_mask(key, 0.5, (3, 5, 6), numbers), whole[numbers])
 
 
 def test_dropout_scales_what_it_keeps_and_is_off_outside_training():
     x = jnp.full((50, 60), 2.0)
     layer = Dropout(0.25)
-    np.testing.assert_array_equal(layer.apply({}, x, train=False), x)
-    dropped = layer.apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    np.testing.assert_array_equal(layer.apply({}, x, None), x)
+    dropped = layer.apply({}, x, jnp.arange(50), rngs={"dropout": jax.random.key(0)})
     np.testing.assert_allclose(np.unique(dropped), [0, 2 / 0.75], rtol=1e-6)
     assert (dropped[0] != dropped[1]).any() and (dropped[:, 0] != dropped[:, 1]).any()
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])
 def test_dropout_gradient_is_its_mask(rate):
-    drop = lambda x: Dropout(rate).apply({}, x, train=True, rngs={"dropout": jax.random.key(0)})
+    drop = lambda x: Dropout(rate).apply({}, x, jnp.arange(6), rngs={"dropout": jax.random.key(0)})
     x = jnp.ones((6, 7))
     np.testing.assert_array_equal(jax.grad(lambda x: drop(x).sum())(x), drop(x))

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -192,6 +193,18 @@ def test_dropout_needs_a_key_and_changes_the_output():
     ]
     np.testing.assert_array_equal(outputs[0], outputs[1])
     assert not np.allclose(outputs[0], outputs[2])
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_what_is_dropped_of_a_row_follows_its_number(remat):
+    """In every dropout of the network, so that rows may be computed anywhere, in any company."""
+    model = dataclasses.replace(tiny.model(dropout=0.5, attention_dropout=0.5), remat=remat)
+    variables, some = tiny.variables(model), jnp.array([3, 1])
+    inputs, targets = tiny.sentences([S, 3, 5, 2], S), tiny.sentences([T, 2, 4, 1], T)
+    of = functools.partial(tiny.apply, model, variables, train=True, rngs={"dropout": jax.random.key(0)})
+    whole = of(inputs, targets)
+    np.testing.assert_allclose(of(inputs[some], targets[some], rows=some), whole[some], atol=1e-5)
+    assert not np.allclose(of(inputs[some], targets[some]), whole[some], atol=0.1)
 
 
 def test_attention_dropout_is_its_own_option():

@@ -15,6 +15,7 @@ from tests import tiny
 from tests.tiny import S, T
 
 BATCH = {"inputs": tiny.sentences([S, 3, 5, 2], S), "targets": tiny.sentences([T, 2, 4, 1], T, seed=1)}
+DROPOUT = {"dropout": 0.3, "attention_dropout": 0.2}
 
 
 def step_of(model, optimizer, accumulate=1, epsilon=0.1, **options):
@@ -45,8 +46,8 @@ def test_gradient_is_that_of_the_mean_over_all_real_tokens():
 
 @pytest.mark.parametrize("parts", [2, 4])
 def test_accumulated_parts_equal_one_batch(parts):
-    """Though their token counts differ."""
-    model = tiny.model(dropout=0.0)
+    """Though their token counts differ, and with the same elements dropped."""
+    model = tiny.model(**DROPOUT)
     state = start(model, optax.sgd(1.0))
     whole, metrics = step_of(model, optax.sgd(1.0))(state, BATCH)
     split, split_metrics = step_of(model, optax.sgd(1.0), parts)(state, BATCH)
@@ -57,7 +58,7 @@ def test_accumulated_parts_equal_one_batch(parts):
 
 
 def test_rows_of_padding_change_nothing():
-    model = tiny.model(dropout=0.0)
+    model = tiny.model(**DROPOUT)
     state = start(model, optax.sgd(1.0))
     padded = {name: jnp.pad(x, ((0, 3), (0, 0))) for name, x in BATCH.items()}
     a, b = (step_of(model, optax.sgd(1.0))(state, batch)[0].params for batch in (BATCH, padded))
@@ -77,7 +78,7 @@ def test_dropout_differs_from_step_to_step_and_not_from_run_to_run():
 
 def test_remat_changes_neither_the_loss_nor_the_gradient():
     """With dropout on: what is computed again has the same masks."""
-    model = tiny.model(dropout=0.3, attention_dropout=0.2)
+    model = tiny.model(**DROPOUT)
     state = start(model, optax.sgd(1.0))
     (kept, metrics), (again, found) = (
         step_of(dataclasses.replace(model, remat=remat), optax.sgd(1.0))(state, BATCH) for remat in (False, True)
@@ -104,8 +105,8 @@ def test_remat_takes_less_memory():
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_mapped_over_two_devices_the_update_is_that_of_the_whole_batch(accumulate):
-    """Though the devices have different numbers of tokens."""
-    model, optimizer = tiny.model(dropout=0.0), optax.sgd(1.0)
+    """Though the devices have different numbers of tokens, and with the same elements dropped."""
+    model, optimizer = tiny.model(**DROPOUT), optax.sgd(1.0)
     state = start(model, optimizer)
     whole, metrics = step_of(model, optimizer)(state, BATCH)
     found, found_metrics = mapped(model, optimizer, accumulate)(state, shares(BATCH))
