@@ -12,9 +12,26 @@ from typing import Any, BinaryIO, TextIO
 from t2t_jax.errors import InputError
 
 
-def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """The lines of UTF-8 text, ended by \\n or \\r\\n; refuses other encodings with the line's number."""
-    for number, line in enumerate(stream, start=1):
+LONGEST_LINE = 10 << 20  # bytes
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LINE_ENDS = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
+
+
+def single_line(text: str) -> str:
+    """`text` with a space for everything at which a reader may end a line, `str.splitlines` too."""
+    return text.translate(_LINE_ENDS)
+
+
+def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """The lines of UTF-8 text, ended by \\n or \\r\\n, without a byte order mark at the beginning.
+
+    Refuses other encodings, and lines of more than 10 MiB, with the line's number.
+    """
+    for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), start=1):
+        if len(line) > LONGEST_LINE:
+            raise InputError(f"{name}, line {number}: more than {LONGEST_LINE:,} bytes; is it text, one sentence a line?")
+        if number == 1:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
         try:
             yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
@@ -52,14 +69,18 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes text, one line each, whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(line + "\n" for line in lines), "utf-8")
-    os.replace(partial, path)
+    _write_text(path, "".join(single_line(line) + "\n" for line in lines))
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as indented JSON, whole or not at all."""
-    write_lines(path, [json.dumps(value, indent=2, ensure_ascii=False)])
+    _write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, "utf-8")
+    os.replace(partial, path)
 
 
 def sha256(path: Path) -> str:

@@ -10,7 +10,8 @@ from t2t_jax.data.batching import Batches
 from t2t_jax.data.token_store import open_store
 from t2t_jax.errors import InputError
 from t2t_jax.training import engine, loss
-from t2t_jax.training.loop import check, compile_step, make_model
+from t2t_jax.training.checks import check
+from t2t_jax.training.loop import compile_step, make_model
 from t2t_jax.training.loop import train as train_run
 from t2t_jax.training.train_step import init_state
 from tests.runs import tiny_config

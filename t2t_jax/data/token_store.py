@@ -36,7 +36,7 @@ from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
-from t2t_jax.errors import DamagedError, InputError, choice
+from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
 from t2t_jax.files import alone_in, read_json, sha256, write_json
 from t2t_jax.progress_bar import progress_bar
 
@@ -44,6 +44,12 @@ _FORMAT = 2  # of stores; raised when the same corpus and settings give other by
 _SHARD = 20_000  # pairs read, cleaned and encoded at a time by one process
 _HELD_OUT = ("dev", "test")
 _SIDES = ("source", "target")
+_RANGES = {
+    "vocab_size": Range(1, 10_000_000),
+    "vocab_pairs": Range(0, 10**9),
+    "max_length": Range(2, 16_384),  # a subword and EOS; attention weights grow with its square
+    "heldout_max_length": Range(0, 16_384),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +73,14 @@ class StoreSettings:
 
     def __post_init__(self):
         choice("data.vocab_kind", self.vocab_kind, ["bpe", "unigram"])
-        if self.max_length < 2:
-            raise InputError(f"data.max_length must be at least 2 (a subword and EOS); got {self.max_length}")
+        check_ranges(_RANGES, self, "data.")
         if not 0.9 <= self.character_coverage <= 1 or (self.character_coverage < 1 and not self.byte_fallback):
             raise InputError(
                 f"data.character_coverage must be from 0.9 to 1, and 1 without data.byte_fallback; got "
                 f"{self.character_coverage}"
             )
-        if self.vocab_pairs < 0:
-            raise InputError(f"data.vocab_pairs must be at least 0 (all pairs); got {self.vocab_pairs}")
+        if self.vocabulary and not Path(self.vocabulary).is_file():
+            raise InputError(f"data.vocabulary: no file {self.vocabulary}; give a SentencePiece model or subword-nmt's codes")
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StoreSettings":
@@ -152,11 +157,12 @@ class TokenStore:
 
 def open_store(data: Mapping[str, Any]) -> TokenStore:
     """The store that the fields of `config.data` describe, prepared now if it is not there."""
+    settings = StoreSettings.of(data)  # checks itself, before anything is downloaded
     directory = Path(data["directory"]).expanduser()
     prefixes = {split: data[split] for split in SPLITS}
     languages = data["source_language"], data["target_language"]
     corpus = read_corpus(data["corpus"], *languages, prefixes, directory, data["archives"])
-    return prepare(corpus, StoreSettings.of(data), directory)
+    return prepare(corpus, settings, directory)
 
 
 def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenStore:
@@ -219,7 +225,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 def _vocabulary(corpus: Corpus, settings: StoreSettings) -> bytes:
     pairs = draw(corpus.splits["train"](), settings.vocab_pairs)
-    sentences = (one_line(cleaning.normalize(side, settings.cleaning)) for pair in pairs for side in pair)
+    sentences = _with_text(one_line(cleaning.normalize(side, settings.cleaning)) for pair in pairs for side in pair)
     if settings.vocabulary:
         return ready_vocabulary(Path(settings.vocabulary), sentences)
     return train_vocabulary(
@@ -230,6 +236,14 @@ def _vocabulary(corpus: Corpus, settings: StoreSettings) -> bytes:
         character_coverage=settings.character_coverage,
         replace=cleaning.replacements(settings.cleaning),
     )
+
+
+def _with_text(sentences: Iterator[str]) -> Iterator[str]:
+    """The sentences that are not blank, refused if there is none."""
+    first = next(filter(None, sentences), None)
+    if first is None:
+        raise InputError("data.train has no text: every line is blank; give it sentences")
+    return itertools.chain([first], filter(None, sentences))
 
 
 def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:

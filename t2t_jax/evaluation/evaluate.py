@@ -10,7 +10,7 @@ from absl import logging
 
 from t2t_jax import sharding
 from t2t_jax.data.token_store import open_store
-from t2t_jax.decoding.translator import Translator, load
+from t2t_jax.decoding.translator import Translator, check_options, load
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.bleu import MOSES_LANGUAGES, corpus_scores
 from t2t_jax.files import read_json, read_text, write_json
@@ -64,6 +64,7 @@ def evaluate(
     """
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
+    translator.check_lengths(source=sources, reference=references)
 
     def translate(sources):
         found = translator.translate(sources, beam_size=beam_size, alpha=alpha, max_extra_length=max_extra_length)
@@ -105,6 +106,7 @@ def evaluate_run(
     if others and not output:
         raise InputError("--workdir names several runs, and an ensemble has no result.json; give --output=FILE")
     run = RunFolder.open(first)
+    check_options(**run.decode_options(**options))
     if (source is None) != (reference is None):
         raise InputError("--source and --reference go together; give both, or neither for the run's own test set")
     if source is None:

@@ -289,11 +289,11 @@ def test_parameter_counts_without_biases(changes, expected):
     ("field", "value", "said"),
     [
         ("d_model", 15, "d_model must be even for sinusoidal positions; got 15"),
-        ("num_layers", 0, "num_layers must be at least 1; got 0"),
+        ("num_layers", 0, "num_layers must be at least 1 and at most 1000; got 0"),
         ("dropout", 1.0, "dropout must be at least 0 and below 1; got 1.0"),
         ("positions", "sinusodial", "did you mean 'sinusoidal'"),
         ("norm", "rms", "known: post, pre"),
-        ("attention_window", -1, "attention_window must be at least 0; got -1"),
+        ("attention_window", -1, "attention_window must be at least 0 and at most 10000000; got -1"),
     ],
 )
 def test_impossible_shapes_are_refused_by_name(field, value, said):
