@@ -68,7 +68,7 @@ class Range:
     def check(self, field: str, value: Any, hint: str = "") -> None:
         """Refuses a value of `field` that is not in the range."""
         if value not in self:
-            finite = "finite and " if isinstance(value, float) and not math.isfinite(value) else ""
+            finite = "finite, " if isinstance(value, float) and not math.isfinite(value) else ""
             raise InputError(f"{field} must be {finite}{self}{hint and f' ({hint})'}; got {_short(value)}")
 
 

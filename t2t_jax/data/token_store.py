@@ -35,7 +35,7 @@ import numpy as np
 from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
-from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
+from t2t_jax.data.tokenizer import Tokenizer, longest_whole, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
 from t2t_jax.files import alone_in, read_json, sha256, write_json
 from t2t_jax.progress_bar import progress_bar
@@ -201,8 +201,7 @@ def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> 
     report = _join_shards(shards, settings, tokenizer, dtype, store)
     if not report.kept:
         raise InputError(f"data.train: no pair is left to train on ({report}); raise data.max_length")
-    limit = settings.heldout_max_length
-    counts = {split: _write_held_out(pairs, tokenizer, limit, store / split) for split, pairs in held_out.items()}
+    counts = {split: _write_held_out(pairs, tokenizer, settings, store / split) for split, pairs in held_out.items()}
     manifest = {
         "languages": corpus.languages,
         "corpus": corpus.checksums,
@@ -411,9 +410,19 @@ def _report_repeated(
         report.drop(rule, *text)
 
 
-def _write_held_out(pairs: list[Pair], tokenizer: Tokenizer, limit: int, stem: Path) -> dict[str, int]:
-    lengths = zip(*(tokenizer.encode_many([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
-    kept = [p for p, ids in zip(pairs, lengths, strict=True) if not limit or not cleaning.is_too_long(*ids, limit)]
+def _write_held_out(pairs: list[Pair], tokenizer: Tokenizer, settings: StoreSettings, stem: Path) -> dict[str, int]:
+    limit, most = settings.heldout_max_length, longest_whole(settings.max_length)
+    encoded = zip(*(tokenizer.encode_many([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
+    kept = []
+    for line, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), start=1):
+        if limit and cleaning.is_too_long(*ids, limit):
+            continue
+        if cleaning.is_too_long(*ids, most):  # could not be scored, after hours of training
+            raise InputError(
+                f"data.{stem.name}, line {line}: {max(map(len, ids)):,} subwords, which must be at most {most:,}; split "
+                f"the line, or leave such lines out with data.heldout_max_length={most}"
+            )
+        kept.append(pair)
     if not kept:
         raise InputError(f"data.{stem.name}: no pair of at most data.heldout_max_length={limit} subwords")
     for side, name in enumerate(_SIDES):

@@ -16,6 +16,12 @@ from t2t_jax.errors import InputError
 from t2t_jax.files import sha256, single_line
 
 PAD, EOS, UNKNOWN = 0, 1, 2
+_LONGEST = 1024
+
+
+def longest_whole(max_length: int) -> int:
+    """How many subwords, EOS included, are translated or scored at once by a model trained on up to `max_length`."""
+    return max(max_length, _LONGEST)
 
 
 def train_vocabulary(

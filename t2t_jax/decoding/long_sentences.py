@@ -4,15 +4,9 @@ from collections.abc import Callable, Sequence
 
 from t2t_jax.data.tokenizer import EOS
 
-_LONGEST = 1024  # subwords, EOS included
 _SENTENCE_ENDS = (".", "!", "?", "…", ":", ";")
 _FULL_WIDTH_ENDS = ("。", "！", "？")  # of scripts without spaces
 _SPACE = "▁"  # SentencePiece's: at the beginning of a word or, where pieces are made so, at its end
-
-
-def longest_whole(max_length: int) -> int:
-    """How many subwords, EOS included, are translated or scored at once by a model trained on up to `max_length`."""
-    return max(max_length, _LONGEST)
 
 
 def cut(ids: Sequence[int], piece_of: Callable[[int], str], length: int) -> list[list[int]]:

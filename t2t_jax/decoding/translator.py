@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, Int
 
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
-from t2t_jax.data.tokenizer import Tokenizer
+from t2t_jax.data.tokenizer import Tokenizer, longest_whole
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
-from t2t_jax.decoding.long_sentences import cut, longest_whole
+from t2t_jax.decoding.long_sentences import cut
 from t2t_jax.decoding.pool import Models, Request, average_probabilities, pad, rows_of, search_all, width_of
 from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.files import read_text
@@ -79,8 +79,8 @@ class Translator:
         `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, min_length=0, …`. A translation
         has at most as many subwords as its source, both with EOS, plus `max_extra_length`. Each begins with its
         prefix, if there are any. What is sampled is a function of `seed` and the sentence. `on_progress` is told
-        whenever that many more sentences are done. Sentences beyond `longest_whole` are translated in parts, see
-        long_sentences.py; warnings count lines from `first_line`.
+        whenever that many more sentences are done. Sentences beyond `longest_whole` are translated in parts (see
+        long_sentences.py); warnings count lines from `first_line`.
         """
         check_options(max_extra_length=max_extra_length, **options)
         search = SearchOptions(**options)

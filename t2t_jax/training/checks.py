@@ -90,3 +90,7 @@ def check_decoding(config: ConfigDict) -> None:
         check_options(**config.decode)
     except InputError as error:
         raise InputError(f"decode.{error}") from None
+    if not config.data.vocabulary and config.decode.beam_size > config.data.vocab_size:
+        raise InputError(
+            f"decode.beam_size must be at most data.vocab_size={config.data.vocab_size}; got {config.decode.beam_size}"
+        )
