@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, TextIO
 
 from t2t_jax.errors import InputError
 
-
 LONGEST_LINE = 10 << 20  # bytes
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_ENDS = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
@@ -29,7 +28,7 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     """
     for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), start=1):
         if len(line) > LONGEST_LINE:
-            raise InputError(f"{name}, line {number}: more than {LONGEST_LINE:,} bytes; is it text, one sentence a line?")
+            raise InputError(f"{name}, line {number}: more than {LONGEST_LINE:,} bytes; give one sentence a line")
         if number == 1:
             line = line.removeprefix(_BYTE_ORDER_MARK)
         try:

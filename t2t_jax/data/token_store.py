@@ -80,7 +80,9 @@ class StoreSettings:
                 f"{self.character_coverage}"
             )
         if self.vocabulary and not Path(self.vocabulary).is_file():
-            raise InputError(f"data.vocabulary: no file {self.vocabulary}; give a SentencePiece model or subword-nmt's codes")
+            raise InputError(
+                f"data.vocabulary: no file {self.vocabulary}; give a SentencePiece model or subword-nmt's codes"
+            )
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StoreSettings":
@@ -419,8 +421,8 @@ def _write_held_out(pairs: list[Pair], tokenizer: Tokenizer, settings: StoreSett
             continue
         if cleaning.is_too_long(*ids, most):  # could not be scored, after hours of training
             raise InputError(
-                f"data.{stem.name}, line {line}: {max(map(len, ids)):,} subwords, which must be at most {most:,}; split "
-                f"the line, or leave such lines out with data.heldout_max_length={most}"
+                f"data.{stem.name}, line {line}: {max(map(len, ids)):,} subwords, which must be at most {most:,}; "
+                f"split the line, or leave such lines out with data.heldout_max_length={most}"
             )
         kept.append(pair)
     if not kept:

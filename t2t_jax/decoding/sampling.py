@@ -19,9 +19,10 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self):
-        Range(0, open_below=True).check("temperature", self.temperature, "for the likeliest use beam_size=1")
+        # Far below these, float32 has no likeliest token any more.
+        Range(1e-3).check("temperature", self.temperature, "for the likeliest use beam_size=1")
         Range(0, 2**31 - 1).check("top_k", self.top_k, "0: all tokens")
-        Range(0, 1, open_below=True).check("top_p", self.top_p)
+        Range(1e-6, 1).check("top_p", self.top_p)
 
 
 def sample(

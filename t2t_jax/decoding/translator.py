@@ -103,9 +103,7 @@ class Translator:
             on_progress(int(missing[index] == 0))
         return [_join(hypotheses, search.alpha) for hypotheses in found_parts]
 
-    def _check_arguments(
-        self, sentences: Sequence[str], prefixes: Sequence[str] | None, search: SearchOptions
-    ) -> None:
+    def _check_arguments(self, sentences: Sequence[str], prefixes: Sequence[str] | None, search: SearchOptions) -> None:
         if isinstance(sentences, str):
             raise InputError("sentences must be a list of str; got one str; put it in [ ]")
         if prefixes and len(prefixes) != len(sentences):

@@ -274,8 +274,16 @@ PARAMETERS = {
 @pytest.mark.parametrize("row", PARAMETERS)
 def test_parameter_counts_of_table_3_to_the_last_digit(row):
     changes, expected = PARAMETERS[row]
-    base = TransformerConfig(vocab_size=40960, attention_bias=True)
-    assert num_parameters(dataclasses.replace(base, **changes)) == expected
+    config = dataclasses.replace(TransformerConfig(vocab_size=40960, attention_bias=True), **changes)
+    assert num_parameters(config) == config.parameter_count == expected
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm": "pre"}, {"share_embeddings": False, "positions": "learned"}, {"attention_bias": True}]
+)
+def test_the_formula_counts_what_the_model_has(changes):
+    config = dataclasses.replace(tiny.CONFIG, **changes)
+    assert config.parameter_count == num_parameters(config)
 
 
 @pytest.mark.parametrize(
