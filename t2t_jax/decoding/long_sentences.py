@@ -1,4 +1,4 @@
-"""§6.1: a line of any length in bounded memory: beyond a limit it is cut into parts, which are translated one by one."""
+"""§6.1: a line of any length in bounded memory: beyond a limit, its parts are translated one by one."""
 
 from collections.abc import Callable, Sequence
 
