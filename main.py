@@ -11,11 +11,12 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import sys
 from typing import Any
 
-from absl import flags
-from ml_collections import config_flags
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
 
 from t2t_jax import huge_pages
 from t2t_jax.errors import InputError, exit_code_of
@@ -52,9 +53,8 @@ def translate(args: flags.FlagValues) -> None:
     from t2t_jax.decoding.sampling import Sampling
     from t2t_jax.decoding.stream import translate_run
 
-    sampling = Sampling(args.temperature, args.top_k, args.top_p) if args.sample else None
-    names = ("n_best", "min_length", "no_repeat_ngram", "groups", "diversity", "target_prefix", "seed", "dtype")
-    options = decode_options(args) | {name: args[name].value for name in (*names, "output_format")}
+    sampling = Sampling(*(args[name].value for name in _SAMPLING)) if args.sample else None
+    options = decode_options(args) | {name: args[name].value for name in (*_SEARCH, "output_format")}
     step = checkpoint(args.step)
     translate_run(workdir, sys.stdin.buffer, sys.stdout, sampling=sampling, step=step, **options)
 
@@ -86,6 +86,24 @@ def export(args: flags.FlagValues) -> None:
 
 
 MODES = {mode.__name__: mode for mode in (train, prepare, evaluate, translate, score, average, export)}
+
+_PROCESS = ("coordinator", "num_processes", "process_id")
+_DECODE = ("beam_size", "alpha", "max_extra_length")
+_SEARCH = ("n_best", "min_length", "no_repeat_ngram", "groups", "diversity", "target_prefix", "seed", "dtype")
+_SAMPLING = ("temperature", "top_k", "top_p")
+
+# The flags of each mode besides --mode and --help; any other that is given is refused.
+FLAGS_OF = {
+    "train": ("config", "workdir", "profile_steps", "distributed", *_PROCESS),
+    "prepare": ("config",),
+    "evaluate": ("workdir", "step", "source", "reference", "output", "dtype", *_DECODE),
+    "translate": ("workdir", "step", "output_format", "sample", *_DECODE, *_SEARCH, *_SAMPLING),
+    "score": ("workdir", "step", "source", "target", "dtype"),
+    "average": ("workdir", "last", "steps"),
+    "export": ("workdir", "step", "format", "output"),
+}
+# Flags that do nothing without another.
+_NEEDS = dict.fromkeys(("seed", *_SAMPLING), "sample") | {"diversity": "groups"}
 
 
 def define_flags(argv: list[str]) -> flags.FlagValues:
@@ -152,19 +170,73 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
 
 def parse(argv: list[str]) -> flags.FlagValues:
     """The flags; whatever is wrong with them, or with the config file, is one line."""
-    path = next((arg.partition("=")[2] for arg in argv if arg.startswith("--config=")), None)
-    if path is not None and not os.path.isfile(path):
-        raise InputError(f"--config={path}: no such file; the experiments are in configs/")
-    args = define_flags(argv)
+    argv = join_config(argv)
+    path = config_path(argv)
+    if absl_own := [arg for arg in argv[1:] if re.match("--?(flagfile|undefok)", arg)]:
+        raise InputError(f"{absl_own[0]}: no such flag; --help lists all")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # of what ml_collections says beside its exceptions
     try:
+        args = define_flags(argv)
         extra = args(argv)[1:]
-    except (flags.Error, AttributeError, KeyError) as error:
+    except flags.Error as error:
         raise InputError(unknown_field(argv) or one_line(error)) from error
-    except Exception as error:  # a config is a program: anything may go wrong in it
-        raise InputError(f"--config={path}: {type(error).__name__}: {one_line(error)}") from error
+    except (Exception, SystemExit) as error:  # a config is a program: anything may go wrong in it
+        reason = f"--config={path}: {type(error).__name__}: {one_line(error)}"
+        raise InputError(unknown_field(argv) or reason) from error
+    finally:
+        logging.set_verbosity(verbosity)
     if extra:
         raise InputError(f"unexpected argument {extra[0]!r}; options start with --")
+    if path is not None:
+        check_config(path, args.config)
     return args
+
+
+def join_config(argv: list[str]) -> list[str]:
+    """`argv` with `--config FILE` as `--config=FILE`."""
+    joined, rest = [], iter(argv)
+    for arg in rest:
+        value = next(rest, None) if re.fullmatch("--?config", arg) else None
+        joined.append(arg if value is None else f"--config={value}")
+    return joined
+
+
+def config_path(argv: list[str]) -> str | None:
+    """The config file that `argv` names, if any."""
+    paths = [arg.partition("=")[2] for arg in argv if re.match("--?config=", arg)]
+    if len(paths) > 1:
+        raise InputError(f"--config={paths[1]}: --config is given {len(paths)} times; give it once")
+    if paths and not os.path.isfile(paths[0]):
+        raise InputError(f"--config={paths[0]}: no such file; the experiments are in configs/")
+    return paths[0] if paths else None
+
+
+def check_config(path: str, config: Any) -> None:
+    """Refuses what is no config, or has not the fields of base_ende.py with values of their types."""
+    from configs import base_ende
+
+    if not isinstance(config, ConfigDict):
+        raise InputError(f"--config={path}: get_config() must return a ConfigDict; got {type(config).__name__}")
+    known, given = flat(base_ende.get_config().to_dict()), flat(config.to_dict())
+    for field in sorted(known.keys() ^ given.keys()):
+        raise InputError(f"--config={path}: {field} is {'missing' if field in known else 'no field'}; begin with "
+                         "configs.base_ende.get_config(), which defines every field")  # fmt: skip
+    for field, value in given.items():
+        kind = type(known[field])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise InputError(f"--config={path}: {field} must be of type {kind.__name__}; got {value!r}")
+
+
+def refuse_unused(args: flags.FlagValues) -> None:
+    """Refuses flags that are given and that the mode does not use."""
+    given = {name.partition(".")[0] for name in args if args[name].present} - {"mode", "help", "h"}
+    for name in sorted(given):
+        if name not in FLAGS_OF[args.mode]:
+            modes = " or ".join(mode for mode, names in FLAGS_OF.items() if name in names)
+            raise InputError(f"--{name} is not used by --mode={args.mode}; leave it out, it is for --mode={modes}")
+        if name in _NEEDS and _NEEDS[name] not in given:
+            raise InputError(f"--{name} does nothing without --{_NEEDS[name]}; give both or neither")
 
 
 def one_line(error: Exception) -> str:
@@ -189,7 +261,7 @@ def unknown_field(argv: list[str]) -> str | None:
 
 def required(args: flags.FlagValues, name: str) -> Any:
     """The value of a flag that this mode cannot do without."""
-    if args[name].value is None:
+    if args[name].value in (None, ""):
         example = {"config": "configs/quickstart.py", "workdir": "runs/quickstart", "format": "ctranslate2"}.get(
             name, "FILE"
         )
@@ -199,7 +271,7 @@ def required(args: flags.FlagValues, name: str) -> Any:
 
 def join_processes(args: flags.FlagValues) -> None:
     """Makes this process one of several, if the flags say so."""
-    given = [args[name].value for name in ("coordinator", "num_processes", "process_id")]
+    given = [args[name].value for name in _PROCESS]
     if args.distributed or any(value is not None for value in given):
         from t2t_jax import sharding
 
@@ -208,33 +280,41 @@ def join_processes(args: flags.FlagValues) -> None:
 
 def decode_options(args: flags.FlagValues) -> dict[str, Any]:
     """The options of decoding; None where the run's own hold."""
-    return {name: args[name].value for name in ("beam_size", "alpha", "max_extra_length")}
+    return {name: args[name].value for name in _DECODE}
 
 
 def number_range(name: str, value: str | None) -> tuple[int, int] | None:
     """The two numbers of first,last."""
     if value is None:
         return None
-    first, _, last = value.partition(",")
-    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+    numbers = step_numbers(value)
+    if len(numbers) != 2 or numbers[0] > numbers[1]:
         raise InputError(f"--{name}={value}: must be first,last, as in 10,12")
-    return int(first), int(last)
+    return numbers[0], numbers[1]
 
 
 def checkpoint(step: str | None) -> int | str | None:
     """The number of a checkpoint, or its name."""
     if step in (None, "last", "averaged"):
         return step
-    if not step.isdecimal():
+    if not re.fullmatch("[0-9]{1,18}", step):
         raise InputError(f"--step={step}: must be the number of a checkpoint, last or averaged")
     return int(step)
 
 
-def step_list(steps: str | None) -> list[int] | None:
-    try:
-        return steps and [int(step) for step in steps.split(",")]
-    except ValueError:
-        raise InputError(f"--steps={steps}: must be whole numbers with commas between, as in 1000,2000") from None
+def step_list(value: str | None) -> list[int] | None:
+    """The numbers of a,b,c, each once."""
+    if value is None:
+        return None
+    numbers = step_numbers(value)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise InputError(f"--steps={value}: must be different step numbers with commas between, as in 1000,2000")
+    return numbers
+
+
+def step_numbers(text: str) -> list[int]:
+    """The numbers with commas between them; none where the text is anything else."""
+    return [int(part) for part in text.split(",")] if re.fullmatch("[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*", text) else []
 
 
 def keep_compiled_programs() -> None:
@@ -253,6 +333,7 @@ def main(argv: list[str]) -> int:
         if args.help:
             print(__doc__, args.get_help(), sep="\n")
         else:
+            refuse_unused(args)
             MODES[args.mode](args)
 
     try:

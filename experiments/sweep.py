@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import importlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -43,8 +44,8 @@ STANDARD_ERROR = 2
 
 def plan(folder: str, workdir: Path, rows: str | None, seeds: int, settings: Sequence[str]) -> list[Trial]:
     """The trials of a sweep: all rows with the first seed, then all with the second."""
-    if seeds < 1:
-        raise InputError(f"--seeds={seeds}: must be at least 1, the number of seeds")
+    if not 1 <= seeds <= 10_000:
+        raise InputError(f"--seeds={seeds}: must be at least 1, the number of seeds, and at most 10000")
     presets, values = read_settings(settings)
     files = row_files(folder, rows)
     changes = {row: preset_changes(path, presets) | values for row, path in files.items()}
@@ -127,8 +128,8 @@ def sweep(options: argparse.Namespace) -> int:
 def choose_launcher(options: argparse.Namespace) -> Callable[[Sequence[Trial], Board, Stops], None]:
     """What runs the trials, its options checked."""
     timeout = options.timeout_minutes
-    if timeout <= 0:
-        raise InputError(f"--timeout_minutes={timeout}: must be above 0")
+    if not 0 < timeout < math.inf:
+        raise InputError(f"--timeout_minutes={timeout}: must be above 0 and finite")
     if options.launcher == "slurm":
         if options.jobs is not None:
             raise InputError(f"--jobs={options.jobs}: is for this machine; with --launcher=slurm, Slurm decides")

@@ -3,11 +3,15 @@
 Anything else that is raised is a bug of ours and exits with 1 and a traceback.
 """
 
+import dataclasses
 import difflib
 import errno
+import math
+import numbers
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 
 class StopError(Exception):
@@ -59,6 +63,49 @@ def storage_reason(error: BaseException) -> str | None:
         return os.strerror(error.errno)
     found = (os.strerror(number) for number in _NAMED_IN_TEXT if os.strerror(number) in str(error))
     return next(found, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The finite numbers from `least` to `most`, both included unless said to be open."""
+
+    least: float
+    most: float | None = None
+    open_below: bool = False
+    open_above: bool = False
+
+    def __contains__(self, value: Any) -> bool:
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
+        enough = value > self.least if self.open_below else value >= self.least
+        return enough and (self.most is None or (value < self.most if self.open_above else value <= self.most))
+
+    def __str__(self) -> str:
+        least = f"{'above' if self.open_below else 'at least'} {self.least}"
+        return least if self.most is None else f"{least} and {'below' if self.open_above else 'at most'} {self.most}"
+
+    def check(self, field: str, value: Any, hint: str = "") -> None:
+        """Refuses a value of `field` that is not in the range."""
+        if value not in self:
+            finite = "finite, " if isinstance(value, float) and not math.isfinite(value) else ""
+            raise InputError(f"{field} must be {finite}{self}{hint and f' ({hint})'}; got {_short(value)}")
+
+
+def check_ranges(ranges: Mapping[str, Range], values: Any, prefix: str = "") -> None:
+    """Refuses the first field of a dataclass that is not in its range; `prefix` comes before its name."""
+    types = {field.name: field.type for field in dataclasses.fields(values)}
+    for name, allowed in ranges.items():
+        value = getattr(values, name)
+        if not isinstance(value, numbers.Integral if types[name] is int else numbers.Real):
+            raise InputError(f"{prefix}{name} must be a {'whole ' * (types[name] is int)}number; got {value!r}")
+        allowed.check(prefix + name, value)
+
+
+def _short(value: Any) -> str:
+    """A number of thousands of digits, which Python refuses to print, by its size."""
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return f"{'-' * (value < 0)}2**{value.bit_length() - 1} or more"
+    return str(value)
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:

@@ -16,10 +16,26 @@ from t2t_jax.errors import DamagedError, InputError, storage_reason
 
 _CHECKSUM = "checksum"  # the key under which a JSON object holds the SHA-256 of everything else in it
 
+LONGEST_LINE = 10 << 20  # bytes
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_LINE_ENDS = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
 
-def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """The lines of UTF-8 text, ended by \\n or \\r\\n; refuses other encodings with the line's number."""
-    for number, line in enumerate(stream, start=1):
+
+def single_line(text: str) -> str:
+    """`text` with a space for everything at which a reader may end a line, `str.splitlines` too."""
+    return text.translate(_LINE_ENDS)
+
+
+def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """The lines of UTF-8 text, ended by \\n or \\r\\n, without a byte order mark at the beginning.
+
+    Refuses other encodings, and lines of more than 10 MiB, with the line's number.
+    """
+    for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), start=1):
+        if len(line) > LONGEST_LINE:
+            raise InputError(f"{name}, line {number}: more than {LONGEST_LINE:,} bytes; give one sentence a line")
+        if number == 1:
+            line = line.removeprefix(_BYTE_ORDER_MARK)
         try:
             yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
@@ -95,12 +111,12 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes text, one line each, whole or not at all."""
-    write_bytes(path, "".join(line + "\n" for line in lines).encode())
+    write_bytes(path, "".join(single_line(line) + "\n" for line in lines).encode())
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes `value` as indented JSON, whole or not at all."""
-    write_lines(path, [json.dumps(value, indent=2, ensure_ascii=False)])
+    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 @contextlib.contextmanager

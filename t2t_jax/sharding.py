@@ -4,6 +4,7 @@ import collections
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, Range
 
 DATA, MODEL = "data", "model"
 
@@ -107,6 +108,8 @@ def join_processes(coordinator: str | None, num_processes: int | None, process_i
     missing = [f"--{name}" for name, value in given.items() if value is None]
     if 0 < len(missing) < 3:
         raise InputError(f"several processes need {' and '.join(missing)} too, or --distributed alone under Slurm")
+    if not missing:
+        _check_processes(coordinator, num_processes, process_id)
     try:
         jax.distributed.initialize(coordinator, num_processes, process_id)
     except ValueError as error:
@@ -114,6 +117,14 @@ def join_processes(coordinator: str | None, num_processes: int | None, process_i
     # Gloo, which connects the processes of CPUs, says so on standard output: that is for results.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+
+
+def _check_processes(coordinator: str, num_processes: int, process_id: int) -> None:
+    Range(1, 1_000_000).check("--num_processes", num_processes)
+    Range(0, num_processes - 1).check("--process_id", process_id)
+    host, _, port = coordinator.rpartition(":")
+    if not (host and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):
+        raise InputError(f"--coordinator={coordinator}: must be HOST:PORT of process 0, as in 10.0.0.1:1234")
 
 
 def is_main() -> bool:

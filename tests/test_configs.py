@@ -6,7 +6,7 @@ import pytest
 
 from configs import base_ende, quickstart
 from t2t_jax import files
-from t2t_jax.training.loop import check
+from t2t_jax.training.checks import check
 
 FILES = sorted(p.stem for p in (Path(__file__).parents[1] / "configs").glob("*.py") if p.stem != "__init__")
 
@@ -78,7 +78,7 @@ def test_quickstart_changes_only_values_of_size_data_and_schedule():
 
 def test_checks_name_the_field_and_the_value():
     for field, value, said in [
-        ("data.tokens_per_batch", 0, "data.tokens_per_batch must be at least 1; got 0"),
+        ("data.tokens_per_batch", 0, "data.tokens_per_batch must be at least 1 and at most 1000000000; got 0"),
         ("train.dtype", "bf16", "train.dtype: unknown value 'bf16'; did you mean 'bfloat16'"),
         ("train.label_smoothing", 1.0, "train.label_smoothing must be at least 0 and below 1; got 1.0"),
         ("checkpoint.average_last", 30, "checkpoint.average_last=30 needs checkpoint.keep"),

@@ -13,8 +13,9 @@ from t2t_jax.data.batching import Batches, Bucket, empty_batch
 from t2t_jax.data.token_store import open_store
 from t2t_jax.errors import InputError
 from t2t_jax.training import engine, loss
+from t2t_jax.training.checks import check
 from t2t_jax.training.engine import Machine
-from t2t_jax.training.loop import check, compile_step, make_model
+from t2t_jax.training.loop import compile_step, make_model
 from t2t_jax.training.loop import train as train_run
 from t2t_jax.training.train_step import init_state, train_step
 from tests import tiny

@@ -62,6 +62,25 @@ def run(tmp_path_factory):
         (["train"], "unexpected argument 'train'"),
         (["--mode=translate", "--workdir=WORK"], "is not a run folder (no config.json)"),
         (["--mode=prepare"], "--mode=prepare needs --config"),
+        (["--config", "configs/quickstrat.py"], "--config=configs/quickstrat.py: no such file"),
+        (["--config", "configs/quickstart.py"], "--mode=train needs --workdir"),
+        (["--config"], "Missing value for flag --config"),
+        ([QUICKSTART, "--config=configs/base_ende.py"], "--config is given 2 times"),
+        ([QUICKSTART, "--workdir="], "--mode=train needs --workdir"),
+        (["--flagfile=/none"], "--flagfile=/none: no such flag"),
+        ([QUICKSTART, "--workdir=WORK", "--config.decode.alpha=nan"], "decode.alpha must be finite, at least 0"),
+        ([QUICKSTART, "--workdir=WORK", "--config.data.vocabulary=NO"], "data.vocabulary: no file NO"),
+        (["--mode=prepare", QUICKSTART, "--config.data.max_length=-1"], "data.max_length must be at least 2"),
+        ([QUICKSTART, "--workdir=WORK", "--profile_steps=9,3"], "--profile_steps=9,3: must be first,last"),
+        ([QUICKSTART, "--workdir=WORK", "--coordinator=here:1", "--num_processes=0", "--process_id=0"],
+         "--num_processes must be at least 1 and at most 1000000; got 0"),
+        ([QUICKSTART, "--workdir=WORK", "--coordinator=here:1", "--num_processes=2", "--process_id=-1"],
+         "--process_id must be at least 0 and at most 1; got -1"),
+        ([QUICKSTART, "--workdir=WORK", "--coordinator=here", "--num_processes=2", "--process_id=1"],
+         "--coordinator=here: must be HOST:PORT"),
+        (["--mode=translate", "--workdir=WORK", "--temperature=2"], "--temperature does nothing without --sample"),
+        (["--mode=translate", "--workdir=WORK", "--source=FILE"], "--source is not used by --mode=translate"),
+        ([QUICKSTART, "--workdir=WORK", "--beam_size=3"], "--beam_size is not used by --mode=train"),
         ([QUICKSTART, "--workdir=WORK", "--process_id=1"], "several processes need --coordinator and --num_processes"),
     ],
 )  # fmt: skip
@@ -161,6 +180,10 @@ def test_translate_jsonl_has_every_field(command, run):
     ("arguments", "stdin", "said"),
     [
         (["--n_best=9"], b"one\n", "n_best must be between 1 and beam_size=4; got 9"),
+        (["--beam_size=100000"], b"one\n", "beam_size must be at least 1 and at most 256; got 100000"),
+        (["--beam_size=0"], b"one\n", "beam_size must be at least 1 and at most 256; got 0"),
+        (["--alpha=nan"], b"one\n", "alpha must be finite, at least 0 and at most 10; got nan"),
+        (["--max_extra_length=-3"], b"one\n", "max_extra_length must be at least 0 and at most 4096; got -3"),
         (["--step=5"], b"one\n", "has no checkpoint 5; it has 2, 4, 6"),
         (["--step=newest"], b"one\n", "--step=newest: must be the number of a checkpoint, last or averaged"),
         (["--output_format=json"], b"one\n", "--output_format=json"),
@@ -200,6 +223,8 @@ def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
     expected = sacrebleu.corpus_bleu(translated, [[target for _, target in toy_corpus.pairs(7, 5)]]).score
     assert scores["sacrebleu"] == pytest.approx(expected)
 
+    code, output, errors = command("--mode=evaluate", f"--workdir={run}", "--alpha=nan")
+    assert (code, output) == (2, "") and errors.startswith("error: alpha must be finite")  # before the run is loaded
     code, _, errors = command("--mode=evaluate", f"--workdir={run}", files[0])
     assert code == 2 and "--source and --reference go together" in errors
 
@@ -211,6 +236,9 @@ def test_score_prints_one_object_for_each_pair(command, run, tmp_path):
     assert code == 0 and len(scores) == 3
     for score in scores:
         assert score["log_prob"] == pytest.approx(sum(score["token_log_probs"])) and score["num_tokens"] > 1
+    Path(f"{prefix}.en").write_text("one\n" + "two " * 1024 + "\nthree\n")
+    code, output, errors = command("--mode=score", f"--workdir={run}", f"--source={prefix}.en", f"--target={prefix}.de")
+    assert (code, output) == (2, "") and "source, line 2: 1,025 subwords, which must be at most 1,024" in errors
     code, _, errors = command("--mode=score", f"--workdir={run}", f"--source={prefix}.en", "--target=/none")
     assert code == 2 and "target: no file /none" in errors
 
@@ -233,8 +261,9 @@ def test_average_replaces_the_default_checkpoint(command, run):
     _, _, errors = command("--mode=translate", f"--workdir={run}", stdin=b"one\n")
     assert "averaged checkpoint 4" in errors
     assert command("--mode=average", f"--workdir={run}", "--last=3")[0] == 0
-    code, _, errors = command("--mode=average", f"--workdir={run}", "--steps=two")
-    assert code == 2 and "steps" in errors
+    for steps in ("two", "", "4,4", "-2,4", "2,,4"):
+        code, _, errors = command("--mode=average", f"--workdir={run}", f"--steps={steps}")
+        assert code == 2 and errors.startswith(f"error: --steps={steps}: must be different step numbers")
 
 
 def test_prepare_writes_the_store_and_reports(command, tmp_path):
@@ -305,7 +334,7 @@ def test_mistakes_in_the_options_of_the_search_are_one_line(command, run, tmp_pa
     (tmp_path / "prefix.txt").write_text("drei\n")
     for arguments, said in [
         (["--groups=3"], "groups must divide beam_size=4; got 3"),
-        (["--sample", "--top_p=2"], "top_p must be above 0 and at most 1; got 2.0"),
+        (["--sample", "--top_p=2"], "top_p must be at least 1e-06 and at most 1; got 2.0"),
         ([f"--target_prefix={tmp_path}/prefix.txt"], "--target_prefix has 1 lines, standard input more"),
         ([f"--target_prefix={tmp_path}/none.txt"], "target_prefix: no file"),
     ]:

@@ -9,7 +9,7 @@ import pytest
 from configs import base_ende, big_ende
 from experiments import paper
 from t2t_jax.model.transformer import TransformerConfig, num_parameters
-from t2t_jax.training.loop import check
+from t2t_jax.training.checks import check
 from tests.test_configs import flat
 
 # §6.2: what a row changes, its exact parameters with 40,960 pieces and attention biases, and the millions it prints.

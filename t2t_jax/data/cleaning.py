@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from t2t_jax.errors import InputError
+from t2t_jax.errors import Range
 
 Pair = tuple[str, str]
 
@@ -52,10 +52,9 @@ class Rules:
     drop_test_leaks: bool = False
 
     def __post_init__(self):
-        if self.max_words < 0:
-            raise InputError(f"data.cleaning.max_words must be at least 0 (no limit); got {self.max_words}")
-        if self.max_ratio and self.max_ratio < 1:
-            raise InputError(f"data.cleaning.max_ratio must be at least 1, or 0 for no limit; got {self.max_ratio}")
+        Range(0, 10**9).check("data.cleaning.max_words", self.max_words, "0: no limit")
+        if self.max_ratio != 0:
+            Range(1).check("data.cleaning.max_ratio", self.max_ratio, "0: no limit")
 
 
 # --- Changes of the text -----------------------------------------------------------------------------------

@@ -93,8 +93,11 @@ def _side_paths(field: str, prefix: str, languages: tuple[str, str]) -> tuple[Pa
 
 
 def _count_lines(path: Path) -> int:
+    count, last = 0, b"\n"
     with path.open("rb") as file:
-        return sum(1 for _ in file)
+        while part := file.read(1 << 20):  # never a whole line, which may be of any length
+            count, last = count + part.count(b"\n"), part[-1:]
+    return count + (last != b"\n")
 
 
 def _parallel_lines(sides: tuple[Path, Path]) -> Iterator[Pair]:

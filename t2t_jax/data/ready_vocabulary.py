@@ -28,7 +28,7 @@ def ready_vocabulary(path: Path, sentences: Iterable[str]) -> bytes:
         raise InputError(f"data.vocabulary: no file {path}; give a SentencePiece model or subword-nmt's codes")
     content = path.read_bytes()
     try:
-        merges = _merges(content.decode())
+        merges = _merges(content.decode("utf-8-sig"))
     except (UnicodeDecodeError, ValueError):
         return _checked(path, content)
     return model_of_merges(merges, _alphabet(sentences))

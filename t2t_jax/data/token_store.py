@@ -35,8 +35,8 @@ import numpy as np
 from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
-from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
-from t2t_jax.errors import DamagedError, InputError, choice
+from t2t_jax.data.tokenizer import Tokenizer, longest_whole, train_vocabulary
+from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
 from t2t_jax.files import alone_in, read_object, sha256, write_bytes, write_object
 from t2t_jax.progress_bar import progress_bar
 
@@ -44,6 +44,12 @@ _FORMAT = 3  # of stores; raised when the same corpus and settings give other by
 _SHARD = 20_000  # pairs read, cleaned and encoded at a time by one process
 _HELD_OUT = ("dev", "test")
 _SIDES = ("source", "target")
+_RANGES = {
+    "vocab_size": Range(1, 10_000_000),
+    "vocab_pairs": Range(0, 10**9),
+    "max_length": Range(2, 16_384),  # a subword and EOS; attention weights grow with its square
+    "heldout_max_length": Range(0, 16_384),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +73,16 @@ class StoreSettings:
 
     def __post_init__(self):
         choice("data.vocab_kind", self.vocab_kind, ["bpe", "unigram"])
-        if self.max_length < 2:
-            raise InputError(f"data.max_length must be at least 2 (a subword and EOS); got {self.max_length}")
+        check_ranges(_RANGES, self, "data.")
         if not 0.9 <= self.character_coverage <= 1 or (self.character_coverage < 1 and not self.byte_fallback):
             raise InputError(
                 f"data.character_coverage must be from 0.9 to 1, and 1 without data.byte_fallback; got "
                 f"{self.character_coverage}"
             )
-        if self.vocab_pairs < 0:
-            raise InputError(f"data.vocab_pairs must be at least 0 (all pairs); got {self.vocab_pairs}")
+        if self.vocabulary and not Path(self.vocabulary).is_file():
+            raise InputError(
+                f"data.vocabulary: no file {self.vocabulary}; give a SentencePiece model or subword-nmt's codes"
+            )
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StoreSettings":
@@ -172,11 +179,12 @@ class TokenStore:
 
 def open_store(data: Mapping[str, Any]) -> TokenStore:
     """The store that the fields of `config.data` describe, prepared now if it is not there."""
+    settings = StoreSettings.of(data)  # checks itself, before anything is downloaded
     directory = Path(data["directory"]).expanduser()
     prefixes = {split: data[split] for split in SPLITS}
     languages = data["source_language"], data["target_language"]
     corpus = read_corpus(data["corpus"], *languages, prefixes, directory, data["archives"])
-    return prepare(corpus, StoreSettings.of(data), directory)
+    return prepare(corpus, settings, directory)
 
 
 def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenStore:
@@ -214,8 +222,7 @@ def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> 
     report = _join_shards(shards, settings, tokenizer, dtype, store)
     if not report.kept:
         raise InputError(f"data.train: no pair is left to train on ({report}); raise data.max_length")
-    limit = settings.heldout_max_length
-    counts = {split: _write_held_out(pairs, tokenizer, limit, store / split) for split, pairs in held_out.items()}
+    counts = {split: _write_held_out(pairs, tokenizer, settings, store / split) for split, pairs in held_out.items()}
     manifest = {
         "languages": corpus.languages,
         "corpus": corpus.checksums,
@@ -248,7 +255,7 @@ def _unfinished_vocabulary(work: Path) -> Path | None:
 
 def _vocabulary(corpus: Corpus, settings: StoreSettings) -> bytes:
     pairs = draw(corpus.splits["train"](), settings.vocab_pairs)
-    sentences = (one_line(cleaning.normalize(side, settings.cleaning)) for pair in pairs for side in pair)
+    sentences = _with_text(one_line(cleaning.normalize(side, settings.cleaning)) for pair in pairs for side in pair)
     if settings.vocabulary:
         return ready_vocabulary(Path(settings.vocabulary), sentences)
     return train_vocabulary(
@@ -259,6 +266,14 @@ def _vocabulary(corpus: Corpus, settings: StoreSettings) -> bytes:
         character_coverage=settings.character_coverage,
         replace=cleaning.replacements(settings.cleaning),
     )
+
+
+def _with_text(sentences: Iterator[str]) -> Iterator[str]:
+    """The sentences that are not blank, refused if there is none."""
+    first = next(filter(None, sentences), None)
+    if first is None:
+        raise InputError("data.train has no text: every line is blank; give it sentences")
+    return itertools.chain([first], filter(None, sentences))
 
 
 def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
@@ -428,9 +443,19 @@ def _report_repeated(
         report.drop(rule, *text)
 
 
-def _write_held_out(pairs: list[Pair], tokenizer: Tokenizer, limit: int, stem: Path) -> dict[str, int]:
-    lengths = zip(*(tokenizer.encode_many([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
-    kept = [p for p, ids in zip(pairs, lengths, strict=True) if not limit or not cleaning.is_too_long(*ids, limit)]
+def _write_held_out(pairs: list[Pair], tokenizer: Tokenizer, settings: StoreSettings, stem: Path) -> dict[str, int]:
+    limit, most = settings.heldout_max_length, longest_whole(settings.max_length)
+    encoded = zip(*(tokenizer.encode_many([pair[side] for pair in pairs]) for side in (0, 1)), strict=True)
+    kept = []
+    for line, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), start=1):
+        if limit and cleaning.is_too_long(*ids, limit):
+            continue
+        if cleaning.is_too_long(*ids, most):  # could not be scored, after hours of training
+            raise InputError(
+                f"data.{stem.name}, line {line}: {max(map(len, ids)):,} subwords, which must be at most {most:,}; "
+                f"split the line, or leave such lines out with data.heldout_max_length={most}"
+            )
+        kept.append(pair)
     if not kept:
         raise InputError(f"data.{stem.name}: no pair of at most data.heldout_max_length={limit} subwords")
     for side, name in enumerate(_SIDES):

@@ -14,8 +14,15 @@ import sentencepiece
 
 from t2t_jax.data.corpora import one_line
 from t2t_jax.errors import InputError
+from t2t_jax.files import single_line
 
 PAD, EOS, UNKNOWN = 0, 1, 2
+_LONGEST = 1024
+
+
+def longest_whole(max_length: int) -> int:
+    """How many subwords, EOS included, are translated or scored at once by a model trained on up to `max_length`."""
+    return max(max_length, _LONGEST)
 
 
 def train_vocabulary(
@@ -70,6 +77,20 @@ def _reason(error: Exception) -> str:
     return text.split("] ", 1)[-1] or "the vocabulary could not be trained on this text; try a smaller one"
 
 
+def _checked(number: int, text: str) -> str:
+    """`text` as one line; refused where Unicode knows no such text."""
+    if not isinstance(text, str):
+        raise InputError(f"text {number}: must be a str; got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"text {number}, character {error.start + 1}: {text[error.start]!a} is half of a surrogate pair; "
+            "read the text as UTF-8, without errors='surrogateescape'"
+        ) from None
+    return one_line(text)
+
+
 class Tokenizer:
     """Text ⇄ ids. Encoded sentences end with EOS; decoding stops at it."""
 
@@ -88,21 +109,26 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one sentence, EOS last."""
-        return [*self._pieces.encode(one_line(text)), EOS]
+        return [*self._pieces.encode(_checked(1, text)), EOS]
 
     def encode_many(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
         """`encode` of each text, on all cores where `num_threads` is −1."""
-        encoded = self._pieces.encode([one_line(text) for text in texts], num_threads=num_threads)
+        lines = [_checked(number, text) for number, text in enumerate(texts, start=1)]
+        encoded = self._pieces.encode(lines, num_threads=num_threads)
         return [[*ids, EOS] for ids in encoded]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids` up to the first EOS; padding is skipped."""
+        """The text of `ids` up to the first EOS, in a single line whatever the pieces; padding is skipped."""
         text = self._pieces.decode([i for i in self._until_eos(ids) if i not in (PAD, EOS)])
-        return text.removesuffix(" ")  # of the last word, where pieces end with the space
+        return single_line(text.removesuffix(" "))  # of the last word, where pieces end with the space
+
+    def piece(self, id: int) -> str:
+        """The text of one subword."""
+        return self._pieces.id_to_piece(id)
 
     def tokens(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces of `ids`, EOS included."""
-        return [self._pieces.id_to_piece(i) for i in self._until_eos(ids)]
+        return [self.piece(i) for i in self._until_eos(ids)]
 
     def _until_eos(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         ids = [int(i) for i in ids]

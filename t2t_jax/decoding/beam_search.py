@@ -21,13 +21,24 @@ from jaxtyping import Array, Bool, Float, Int
 from t2t_jax.decoding import constraints
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.sampling import Sampling, sample
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, Range, check_ranges
 
 Cache = Any
 Step = Callable[[Int[Array, "B W"], Int[Array, " B"], Cache], tuple[Float[Array, "B W vocab"], Cache]]
 Reorder = Callable[[Cache, Int[Array, "B W"]], Cache]
 
 NEVER = -jnp.inf  # the score of a hypothesis that does not exist
+
+# Memory grows with the beam width, and the compiled program with the order of the n-grams and the number of groups.
+_RANGES = {
+    "beam_size": Range(1, 256),
+    "alpha": Range(0, 10),
+    "n_best": Range(1, 256),
+    "min_length": Range(0, 100_000),
+    "no_repeat_ngram": Range(0, 100),
+    "groups": Range(1, 64),
+    "diversity": Range(0),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +63,8 @@ class SearchOptions:
     constraint: Constraint | constraints.Function | None = None
 
     def __post_init__(self):
-        at_least = {"beam_size": 1, "alpha": 0, "min_length": 0, "no_repeat_ngram": 0, "groups": 1, "diversity": 0}
-        for name, least in at_least.items():
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be at least {least}; got {getattr(self, name)}")
-        if self.n_best < 1 or (self.n_best > self.beam_size and not self.sampling):
+        check_ranges(_RANGES, self)
+        if self.n_best > self.beam_size and not self.sampling:
             raise InputError(f"n_best must be between 1 and beam_size={self.beam_size}; got {self.n_best}")
         if self.beam_size % self.groups:
             raise InputError(f"groups must divide beam_size={self.beam_size}; got {self.groups}")

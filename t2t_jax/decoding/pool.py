@@ -26,6 +26,7 @@ _LONG = 1024  # from here on, widths are multiples of this
 _SMALLEST_ROOM = 32  # tokens of the answer; larger rooms double
 _SOURCE_POSITIONS = 2048  # rows × width of a full pool, on each device
 _MOST_ROWS = 64
+_HYPOTHESIS_POSITIONS = 16 * _SOURCE_POSITIONS  # rows × width × hypotheses of each: wide beams have fewer rows
 
 
 class Models(NamedTuple):
@@ -59,7 +60,8 @@ def search_all(
     for index, request in enumerate(requests):
         by_width[width_of(len(request.ids))].append((index, request))
     for width in sorted(by_width, reverse=True):
-        pool = _Pool(models, width, rows_of(width, len(by_width[width]), mesh), by_width[width], options, mesh)
+        rows = rows_of(width, len(by_width[width]), mesh, options.width)
+        pool = _Pool(models, width, rows, by_width[width], options, mesh)
         yield from pool.run()
 
 
@@ -68,10 +70,11 @@ def width_of(length: int) -> int:
     return min(max(_NARROWEST, 1 << (length - 1).bit_length()), -(-length // _LONG) * _LONG)
 
 
-def rows_of(width: int, count: int, mesh: Mesh) -> int:
-    """How many sentences a pool holds, when `count` are waiting."""
+def rows_of(width: int, count: int, mesh: Mesh, hypotheses: int = 1) -> int:
+    """How many sentences a pool holds, when `count` are waiting that have so many hypotheses each."""
     devices = mesh.devices.size
-    most = max(1, min(_MOST_ROWS, _SOURCE_POSITIONS // width)) * devices
+    full = min(_MOST_ROWS, _SOURCE_POSITIONS // width, _HYPOTHESIS_POSITIONS // (width * hypotheses))
+    most = max(1, full) * devices
     rows = next((4**n for n in range(10) if 4**n >= count), most)
     return -(-min(rows, most) // devices) * devices
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2t_jax.errors import InputError
+from t2t_jax.errors import Range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +19,10 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self):
-        if self.temperature <= 0:
-            raise InputError(f"temperature must be above 0; got {self.temperature}; for the likeliest use beam_size=1")
-        if self.top_k < 0:
-            raise InputError(f"top_k must be at least 0 (all tokens); got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must be above 0 and at most 1; got {self.top_p}")
+        # Far below these, float32 has no likeliest token any more.
+        Range(1e-3).check("temperature", self.temperature, "for the likeliest use beam_size=1")
+        Range(0, 2**31 - 1).check("top_k", self.top_k, "0: all tokens")
+        Range(1e-6, 1).check("top_p", self.top_p)
 
 
 def sample(

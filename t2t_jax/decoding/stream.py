@@ -1,10 +1,10 @@
 """§6.1: translating text that arrives on a stream, in order, with bounded memory."""
 
+import collections
 import contextlib
 import dataclasses
 import itertools
 import json
-import queue
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
@@ -16,8 +16,8 @@ from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 
 _WINDOW = 4096  # lines read, sorted by length and translated together
-
-_END = object()
+_CHARACTERS = 1 << 24  # read ahead, or one line
+_ESCAPED = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # line ends that JSON does not escape
 
 
 def translate_run(
@@ -58,10 +58,12 @@ def translate_stream(
     write = {"text": _text, "jsonl": _json}[choice("output_format", output_format, ["text", "jsonl"])]
     pairs = _with_prefixes(read_lines(source, "standard input"), prefixes)
     with progress_bar(unit=" lines", disable=source.isatty()) as bar:  # not where a person types them
-        for window in _windows(pairs):
+        number = 1
+        for window in _Arrived(pairs).windows():
             lines = [line for line, _ in window]
             begun = [prefix for _, prefix in window] if prefixes is not None else None
-            found = translator.translate(lines, prefixes=begun, on_progress=bar.update, **options)
+            found = translator.translate(lines, prefixes=begun, on_progress=bar.update, first_line=number, **options)
+            number += len(lines)
             for line, hypotheses in zip(lines, found, strict=True):
                 output.write(write(line, hypotheses) + "\n")
             output.flush()
@@ -80,38 +82,53 @@ def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iter
 
 def _text(line: str, hypotheses: list[Hypothesis]) -> str:
     del line
-    return hypotheses[0].text.replace("\n", " ")
+    return hypotheses[0].text
 
 
 def _json(line: str, hypotheses: list[Hypothesis]) -> str:
     answer = {"source": line, "hypotheses": [dataclasses.asdict(h) for h in hypotheses]}
-    return json.dumps(answer, ensure_ascii=False)
+    return json.dumps(answer, ensure_ascii=False).translate(_ESCAPED)
 
 
-def _windows(lines: Iterable[Any]) -> Iterator[list[Any]]:
-    """Whatever lines have arrived, at least one and at most `_WINDOW`: a lone line never waits for more."""
-    arrived = queue.Queue(maxsize=2 * _WINDOW)
-    threading.Thread(target=_read, args=(lines, arrived), daemon=True).start()
-    item = arrived.get()
-    while item is not _END:
-        window = []
-        while item is not _END and not isinstance(item, Exception):
-            window.append(item)
-            if len(window) == _WINDOW or arrived.empty():
-                break
-            item = arrived.get()
-        if window:
+class _Arrived:
+    """Lines that a thread reads ahead: a bounded number, with a bounded number of characters."""
+
+    def __init__(self, lines: Iterable[Any]):
+        self._lines = collections.deque()
+        self._characters, self._ended, self._error = 0, False, None
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, args=(lines,), daemon=True).start()
+
+    def _read(self, lines: Iterable[Any]) -> None:
+        error = None
+        try:
+            for line in lines:
+                with self._changed:
+                    self._changed.wait_for(lambda: len(self._lines) < 2 * _WINDOW and self._characters < _CHARACTERS)
+                    self._lines.append(line)
+                    self._characters += _size(line)
+                    self._changed.notify_all()
+        except Exception as reason:  # raised again where the windows are consumed
+            error = reason
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def windows(self) -> Iterator[list[Any]]:
+        """Whatever has arrived, at least a line and at most `_WINDOW`: a lone line never waits for more."""
+        while window := self._take():
             yield window
-        if isinstance(item, Exception):
-            raise item
-        if item is not _END:
-            item = arrived.get()
+        if self._error:
+            raise self._error
+
+    def _take(self) -> list[Any]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines or self._ended)
+            window = [self._lines.popleft() for _ in range(min(_WINDOW, len(self._lines)))]
+            self._characters -= sum(map(_size, window))
+            self._changed.notify_all()
+            return window
 
 
-def _read(lines: Iterable[str], arrived: queue.Queue) -> None:
-    try:
-        for line in lines:
-            arrived.put(line)
-        arrived.put(_END)
-    except Exception as error:  # raised again where the windows are consumed
-        arrived.put(error)
+def _size(line: tuple[str, str]) -> int:
+    return sum(map(len, line))

@@ -18,10 +18,11 @@ from jaxtyping import Array, Float, Int
 
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoint, Checkpoints
-from t2t_jax.data.tokenizer import Tokenizer
+from t2t_jax.data.tokenizer import Tokenizer, longest_whole
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
+from t2t_jax.decoding.long_sentences import cut
 from t2t_jax.decoding.pool import Models, Request, average_probabilities, pad, rows_of, search_all, width_of
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.files import read_text
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
 from t2t_jax.run_folder import RunFolder
@@ -70,6 +71,7 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         seed: int = 0,
         on_progress: Callable[[int], None] = lambda count: None,
+        first_line: int = 1,
         **options: Any,
     ) -> list[list[Hypothesis]]:
         """Up to `n_best` translations of each sentence, best first; an empty sentence has an empty one.
@@ -77,38 +79,82 @@ class Translator:
         `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, min_length=0, …`. A translation
         has at most as many subwords as its source, both with EOS, plus `max_extra_length`. Each begins with its
         prefix, if there are any. What is sampled is a function of `seed` and the sentence. `on_progress` is told
-        whenever that many more sentences are done.
+        whenever that many more sentences are done. Sentences beyond `longest_whole` are translated in parts (see
+        long_sentences.py); warnings count lines from `first_line`.
         """
         check_options(max_extra_length=max_extra_length, **options)
+        search = SearchOptions(**options)
+        self._check_arguments(sentences, prefixes, search)
         encoded = self.tokenizer.encode_many(sentences)
-        for sentence, ids in zip(sentences, encoded, strict=True):
-            if len(ids) > self._max_length:
-                logging.warning(
-                    "a sentence of %d subwords is longer than any in training (%d) and may be translated badly: %s…",
-                    len(ids), self._max_length, sentence[:40],
-                )  # fmt: skip
-        answers = [[_EMPTY] for _ in sentences]
-        todo = [index for index, ids in enumerate(encoded) if len(ids) > 1]
-        on_progress(len(sentences) - len(todo))
-        starts = [ids[:-1] for ids in self.tokenizer.encode_many(prefixes)] if prefixes else [[]] * len(sentences)
+        starts = self._encode_prefixes(prefixes, first_line) if prefixes else [[]] * len(sentences)
+        parts = [self._parts(line, ids) for line, ids in enumerate(encoded, start=first_line)]
+        owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
         requests = [
-            Request(
-                ids=encoded[index],
-                max_length=max(len(encoded[index]) + max_extra_length, len(starts[index]) + 1),
-                prefix=starts[index],
-                seed=(zlib.crc32(np.asarray(encoded[index], np.int32)) + seed) % 2**31,
-            )
-            for index in todo
+            _request(parts[index][number], [] if number else starts[index], max_extra_length, seed)
+            for index, number in owners
         ]
-        for number, found in search_all(self.models, requests, SearchOptions(**options), self.mesh):
-            answers[todo[number]] = self._hypotheses(found)
-            on_progress(1)
-        return answers
+        found_parts = [[None] * len(ids) for ids in parts]
+        missing = [len(ids) for ids in parts]
+        on_progress(missing.count(0))
+        for request, found in search_all(self.models, requests, search, self.mesh):
+            index, number = owners[request]
+            found_parts[index][number] = self._hypotheses(found)
+            missing[index] -= 1
+            on_progress(int(missing[index] == 0))
+        return [_join(hypotheses, search.alpha) for hypotheses in found_parts]
+
+    def _check_arguments(self, sentences: Sequence[str], prefixes: Sequence[str] | None, search: SearchOptions) -> None:
+        if isinstance(sentences, str):
+            raise InputError("sentences must be a list of str; got one str; put it in [ ]")
+        if prefixes and len(prefixes) != len(sentences):
+            raise InputError(f"prefixes must be as many as the {len(sentences)} sentences; got {len(prefixes)}")
+        if search.width > len(self.tokenizer):
+            name = "n_best" if search.sampling else "beam_size"
+            raise InputError(
+                f"{name} must be at most {len(self.tokenizer)}, the size of the vocabulary; got {search.width}"
+            )
+
+    def _encode_prefixes(self, prefixes: Sequence[str], first_line: int) -> list[list[int]]:
+        encoded = self.tokenizer.encode_many(prefixes)
+        self._check_length("prefix", encoded, first_line)
+        return [ids[:-1] for ids in encoded]
+
+    def _parts(self, line: int, ids: list[int]) -> list[list[int]]:
+        """What is translated at once: nothing of an empty sentence, most often the whole."""
+        whole = longest_whole(self._max_length)
+        if len(ids) > whole:
+            parts = cut(ids, self.tokenizer.piece, self._max_length)
+            logging.warning(
+                "line %d: %d subwords are more than are translated at once (%d); translated in %d parts",
+                line, len(ids), whole, len(parts),
+            )  # fmt: skip
+            return parts
+        if len(ids) > self._max_length:
+            logging.warning(
+                "line %d: a sentence of %d subwords is longer than any in training (%d) and may be translated badly",
+                line, len(ids), self._max_length,
+            )  # fmt: skip
+        return [ids] if len(ids) > 1 else []
+
+    def check_lengths(self, **sides: Sequence[str]) -> None:
+        """Refuses sentences of the named sides that are too long to be scored, by their line."""
+        for side, sentences in sides.items():
+            self._check_length(side, self.tokenizer.encode_many(sentences))
+
+    def _check_length(self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1) -> None:
+        limit = longest_whole(self._max_length)
+        for line, ids in enumerate(encoded, start=first_line):
+            if len(ids) > limit:
+                raise InputError(
+                    f"{side}, line {line}: {len(ids):,} subwords, which must be at most {limit:,}; split the line"
+                )
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Score]:
-        """The log-probability of each pair's target given its source."""
+        """The log-probability of each pair's target given its source; neither may be beyond `longest_whole`."""
         sources = self.tokenizer.encode_many([source for source, _ in pairs])
         targets = self.tokenizer.encode_many([target for _, target in pairs])
+        self._check_length("source", sources)
+        self._check_length("target", targets)
         scores = [None] * len(pairs)
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
         for indices, width, rows in _batches(lengths, self.mesh):
@@ -144,6 +190,36 @@ class Translator:
 
 
 _EMPTY = Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, token_log_probs=[])
+
+
+def _request(ids: list[int], prefix: list[int], max_extra_length: int, seed: int) -> Request:
+    return Request(
+        ids=ids,
+        max_length=max(len(ids) + max_extra_length, len(prefix) + 1),
+        prefix=prefix,
+        seed=(zlib.crc32(np.asarray(ids, np.int32)) + seed) % 2**31,
+    )
+
+
+def _join(parts: list[list[Hypothesis]], alpha: float) -> list[Hypothesis]:
+    """The hypotheses of a sentence from those of its parts: the best of each, then the second best of each, …"""
+    if len(parts) < 2:
+        return parts[0] if parts else [_EMPTY]
+    joined = [_concatenate(ranked, alpha) for ranked in zip(*parts, strict=False)]  # as many as every part has
+    return sorted(joined, key=lambda hypothesis: -hypothesis.score)
+
+
+def _concatenate(parts: Sequence[Hypothesis], alpha: float) -> Hypothesis:
+    log_prob, num_tokens = sum(part.log_prob for part in parts), sum(part.num_tokens for part in parts)
+    return Hypothesis(
+        text=" ".join(part.text for part in parts if part.text),
+        tokens=[token for part in parts for token in part.tokens],
+        log_prob=log_prob,
+        score=log_prob / ((5 + num_tokens) / 6) ** alpha,
+        num_tokens=num_tokens,
+        token_log_probs=[log_prob for part in parts for log_prob in part.token_log_probs],
+        finished=all(part.finished for part in parts),
+    )
 
 
 class TrainedModel(NamedTuple):
@@ -254,8 +330,7 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
 def check_options(*, max_extra_length: int = 0, **options: Any) -> None:
     """Refuses options of `Translator.translate` that make no sense."""
     SearchOptions(**options)
-    if max_extra_length < 0:
-        raise InputError(f"max_extra_length must be at least 0; got {max_extra_length}")
+    Range(0, 4096).check("max_extra_length", max_extra_length)
 
 
 def score_files(translator: Translator, source: str, target: str) -> list[Score]:

@@ -65,6 +65,7 @@ def evaluate(
     """
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
+    translator.check_lengths(source=sources, reference=references)
 
     def translate(sources):
         found = translator.translate(sources, beam_size=beam_size, alpha=alpha, max_extra_length=max_extra_length)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import InputError, Range, check_ranges, choice
 from t2t_jax.model.attention import (
     MultiHeadAttention,
     padding_mask,
@@ -29,6 +29,15 @@ from t2t_jax.model.layers import (
 
 Cache = dict[str, Any]
 Rows = Int[Array, " B"] | None  # numbers of the rows in the global batch; inside the layers, None outside training
+
+_MOST_PARAMETERS = 10**12  # 4 TB in float32
+# By the name of a field, else by its type. Each layer is compiled, so there cannot be many.
+_RANGES = {
+    int: Range(1, 10_000_000),
+    float: Range(0, 1, open_above=True),
+    "num_layers": Range(1, 1000),
+    "attention_window": Range(0, 10_000_000),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,17 +67,32 @@ class TransformerConfig:
     layer_norm_epsilon: float = 1e-6
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            least = 0 if field.name == "attention_window" else 1
-            if field.type is int and value < least:
-                raise InputError(f"model.{field.name} must be at least {least}; got {value}")
-            if field.type is float and not 0 <= value < 1:
-                raise InputError(f"model.{field.name} must be at least 0 and below 1; got {value}")
+        ranges = {field.name: _RANGES.get(field.name, _RANGES.get(field.type)) for field in dataclasses.fields(self)}
+        check_ranges({name: allowed for name, allowed in ranges.items() if allowed}, self, "model.")
         choice("model.positions", self.positions, ["sinusoidal", "t2t", "learned"])
         choice("model.norm", self.norm, ["post", "pre"])
         if self.positions != "learned" and self.d_model % 2:
             raise InputError(f"model.d_model must be even for {self.positions} positions; got {self.d_model}")
+        if self.parameter_count > _MOST_PARAMETERS:
+            sizes = ", ".join(f"model.{name}={getattr(self, name)}" for name in ("num_layers", "d_model", "d_ff"))
+            raise InputError(
+                f"{sizes}: these and num_heads, d_k, d_v make {self.parameter_count:,} parameters, more than any "
+                f"machine holds; at most {_MOST_PARAMETERS:,} work"
+            )
+
+    @property
+    def parameter_count(self) -> int:
+        """`num_parameters` by formula, which takes no time and no memory for any size."""
+        heads = self.num_heads * (2 * self.d_k + 2 * self.d_v)
+        attention = self.d_model * heads
+        if self.attention_bias:
+            attention += self.num_heads * (2 * self.d_k + self.d_v) + self.d_model
+        feed_forward = 2 * self.d_model * self.d_ff + self.d_ff + self.d_model
+        layer = 3 * attention + 2 * feed_forward + 5 * 2 * self.d_model  # with two norms in the encoder, three after it
+        norms = 2 * 2 if self.norm == "pre" else 0
+        embeddings = (1 if self.share_embeddings else 3) * self.vocab_size
+        positions = 2 * self.max_positions if self.positions == "learned" else 0
+        return self.num_layers * layer + (norms + embeddings + positions) * self.d_model
 
 
 class Sublayer(nn.Module):

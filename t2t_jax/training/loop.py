@@ -23,7 +23,7 @@ from t2t_jax.data.batching import Batches, pair_lengths
 from t2t_jax.data.token_store import TokenStore, open_store
 from t2t_jax.decoding.pool import Models
 from t2t_jax.decoding.translator import Translator
-from t2t_jax.errors import InputError, InterruptedRun, choice
+from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import Evaluation, evaluate
 from t2t_jax.files import sha256, write_lines, write_object
 from t2t_jax.model.flops import training_flops
@@ -32,6 +32,7 @@ from t2t_jax.provenance import code_version, cpu_name
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import engine
 from t2t_jax.training.agreement import check_state
+from t2t_jax.training.checks import check
 from t2t_jax.training.engine import Engine, Machine
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
 from t2t_jax.training.progress import IN_FLIGHT, Progress
@@ -109,40 +110,6 @@ def train_in(
 
 
 # --- From the config to what it describes ------------------------------------------------------------------
-
-
-def check(config: ConfigDict) -> None:
-    """Refuses what would only fail later, naming the field. The model's fields check themselves."""
-    positive = ("data.tokens_per_batch", "data.num_buckets", "optimizer.warmup_steps", "train.train_steps",
-                "train.log_interval", "checkpoint.keep", "checkpoint.average_last")  # fmt: skip
-    for field in positive:
-        section, name = field.split(".")
-        if config[section][name] < 1:
-            raise InputError(f"{field} must be at least 1; got {config[section][name]}")
-    choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
-    choice("train.on_nonfinite", config.train.on_nonfinite, ["halt", "skip"])
-    choice("evaluate.dtype", config.evaluate.dtype, ["float32", "bfloat16"])
-    choice("machine.engine", config.machine.engine, ["jit", "pmap"])
-    if config.train.accumulate < 0:
-        raise InputError(f"train.accumulate must be at least 0 (as memory allows); got {config.train.accumulate}")
-    for field in ("memory_gib", "peak_tflops"):
-        if config.machine[field] < 0:
-            raise InputError(f"machine.{field} must be at least 0; got {config.machine[field]}")
-    parallel, heads = config.machine.model_parallel, config.model.num_heads
-    if parallel > 1 and (heads % parallel or config.machine.engine == "pmap"):
-        raise InputError(
-            f"machine.model_parallel={parallel} must divide model.num_heads={heads}, and needs machine.engine='jit'"
-        )
-    if config.machine.engine == "pmap" and config.machine.shard_state:
-        raise InputError("machine.shard_state=True needs machine.engine='jit'; pmap keeps the state whole everywhere")
-    if not 0 <= config.train.label_smoothing < 1:
-        raise InputError(f"train.label_smoothing must be at least 0 and below 1; got {config.train.label_smoothing}")
-    if config.checkpoint.average_last > config.checkpoint.keep:
-        raise InputError(
-            f"checkpoint.average_last={config.checkpoint.average_last} needs checkpoint.keep to be at least as many; "
-            f"got {config.checkpoint.keep}"
-        )
-    TransformerConfig(vocab_size=config.data.vocab_size, **config.model)
 
 
 def make_model(config: ConfigDict, store: TokenStore) -> Transformer:

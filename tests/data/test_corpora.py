@@ -2,6 +2,8 @@ import json
 import zipfile
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from t2t_jax.data import corpora
 from t2t_jax.data.corpora import one_line, read_corpus
@@ -113,3 +115,24 @@ def test_a_swapped_download_is_refused_also_when_cached(wheel, tmp_path):
     wheel.write_bytes(data)
     with pytest.raises(DamagedError, match="sha256 is .*, expected .*; delete the file"):
         read_corpus("home_assistant", "en", "de", {}, tmp_path)
+
+
+@given(source=st.binary(max_size=60), target=st.binary(max_size=60))
+@settings(max_examples=100)
+def test_any_two_files_are_a_corpus_or_refused(tmp_path_factory, source, target):
+    directory = tmp_path_factory.mktemp("bytes")
+    prefixes = toy_corpus.write_splits(directory, train=1)
+    (directory / "train.en").write_bytes(source)
+    (directory / "train.de").write_bytes(target)
+    try:
+        pairs = list(read_files(prefixes, directory).splits["train"]())
+    except InputError as error:
+        assert "train" in str(error)
+    else:
+        assert len(pairs) == source.count(b"\n") + (not source.endswith(b"\n"))
+
+
+def test_lines_are_counted_as_they_are_read(tmp_path):
+    for content, count in [(b"", 0), (b"\n", 1), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"\n\n", 2)]:
+        (tmp_path / "file").write_bytes(content)
+        assert corpora._count_lines(tmp_path / "file") == count

@@ -64,3 +64,11 @@ def test_what_is_no_vocabulary_is_refused_by_name(tmp_path):
     for path, said in ((other, "must be pieces 0, 1 and 2"), (text, "is neither"), (tmp_path / "none", "no file")):
         with pytest.raises(InputError, match=said):
             ready_vocabulary(path, [])
+
+
+def test_a_byte_order_mark_before_the_merges_is_none_of_them(tmp_path):
+    codes = "#version: 0.2\ne r</w>\nl o\n"
+    (tmp_path / "plain").write_text(codes)
+    (tmp_path / "marked").write_text("\ufeff" + codes)
+    plain, marked = (ready_vocabulary(tmp_path / name, []) for name in ("plain", "marked"))
+    assert plain == marked

@@ -6,9 +6,10 @@ import pytest
 from t2t_jax.data import token_store
 from t2t_jax.data.cleaning import Rules
 from t2t_jax.data.corpora import read_corpus
-from t2t_jax.data.token_store import StoreSettings, TokenStore, prepare
+from t2t_jax.data.token_store import StoreSettings, TokenStore, open_store, prepare
 from t2t_jax.errors import DamagedError, InputError
 from tests.data import toy_corpus
+from tests.runs import tiny_config
 
 SETTINGS = StoreSettings(
     vocabulary="", vocab_size=340, vocab_kind="bpe", vocab_pairs=0, byte_fallback=True, character_coverage=1.0,
@@ -190,3 +191,36 @@ def test_a_ready_vocabulary_is_used_and_its_content_names_the_store(corpus, tmp_
 def test_characters_are_never_lost(changes):
     with pytest.raises(InputError, match="data.character_coverage must be from 0.9 to 1"):
         dataclasses.replace(SETTINGS, **changes)
+
+
+def test_text_that_is_all_blank_is_refused_as_that(tmp_path):
+    prefixes = toy_corpus.write_splits(tmp_path)
+    toy_corpus.write(tmp_path / "train", [("", " "), ("\t", "")])
+    with pytest.raises(InputError, match="data.train has no text: every line is blank"):
+        prepare(read_corpus("files", "en", "de", prefixes, tmp_path), SETTINGS, tmp_path)
+
+
+def test_a_vocabulary_that_is_missing_is_refused_though_a_store_without_one_is_ready(tmp_path):
+    data = tiny_config(tmp_path).data
+    open_store(data)
+    data.vocabulary = str(tmp_path / "codes")
+    with pytest.raises(InputError, match="data.vocabulary: no file .*codes"):
+        open_store(data)
+
+
+def test_a_held_out_line_that_cannot_be_scored_is_refused_before_training(tmp_path):
+    prefixes = toy_corpus.write_splits(tmp_path)
+    toy_corpus.write(tmp_path / "dev", [("one", "eins"), ("two " * 1024, "zwei")])
+    corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
+    with pytest.raises(InputError, match="data.dev, line 2: 1,025 subwords, which must be at most 1,024"):
+        prepare(corpus, SETTINGS, tmp_path)
+    store = prepare(corpus, dataclasses.replace(SETTINGS, heldout_max_length=1024), tmp_path)
+    assert store.held_out_counts["dev"] == {"read": 2, "kept": 1}
+
+
+def test_bad_settings_are_refused_before_anything_is_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_store, "read_corpus", lambda *_: pytest.fail("the corpus was read"))
+    data = tiny_config(tmp_path).data
+    data.max_length = 1
+    with pytest.raises(InputError, match="data.max_length"):
+        open_store(data)

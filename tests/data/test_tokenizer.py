@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from t2t_jax.data.corpora import one_line
 from t2t_jax.data.tokenizer import EOS, Tokenizer, train_vocabulary
 from t2t_jax.errors import InputError
+from t2t_jax.files import single_line
 from tests.data import toy_corpus
 
 
@@ -20,7 +21,7 @@ def tokenizer(tmp_path_factory):
 @settings(max_examples=300)
 def test_text_to_ids_to_text_is_the_identity_up_to_white_space(tokenizer, text):
     ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == one_line(text)
+    assert tokenizer.decode(ids) == single_line(one_line(text))
     assert ids[-1] == EOS and EOS not in ids[:-1] and 0 not in ids and 2 not in ids
 
 
@@ -75,3 +76,32 @@ def test_rare_characters_are_bytes_where_the_vocabulary_need_not_cover_them(tmp_
     tokenizer = Tokenizer(path)
     assert tokenizer.tokens(tokenizer.encode("Ω"))[-3:] == ["<0xCE>", "<0xA9>", "</s>"]
     assert tokenizer.decode(tokenizer.encode("one Ω")) == "one Ω"
+
+
+def test_half_a_surrogate_pair_is_refused_with_its_place(tokenizer):
+    for encode in (tokenizer.encode_many, lambda texts: [tokenizer.encode(text) for text in texts]):
+        with pytest.raises(InputError, match=r"text \d, character 5: '\\udc80' is half of a surrogate pair"):
+            encode(["one", "two \udc80"])
+
+
+@given(st.lists(st.integers(0, 339)))
+def test_whatever_the_pieces_their_text_is_one_line(tokenizer, ids):
+    """A model may say the byte of a newline."""
+    assert len(tokenizer.decode(ids).splitlines()) <= 1 and "\n" not in tokenizer.decode(ids)
+    byte = {value: tokenizer.encode(chr(value))[-2] for value in (0x1C, 0x85)}
+    assert tokenizer.tokens([byte[0x1C]]) == ["<0x1C>"]
+    newline = byte[0x1C] - 0x1C + 0x0A
+    assert tokenizer.tokens([newline]) == ["<0x0A>"]
+    with_newline = tokenizer.decode([*tokenizer.encode("one")[:-1], newline, *tokenizer.encode("two")])
+    assert with_newline == "one  two"
+
+
+@given(st.text())
+def test_any_string_is_encoded_or_refused(tokenizer, text):
+    try:
+        ids = tokenizer.encode(text)
+    except InputError:
+        text.encode("utf-8", "surrogatepass")
+        assert any("\ud800" <= character <= "\udfff" for character in text)
+    else:
+        assert ids[-1] == EOS and ids == tokenizer.encode_many([text])[0]

@@ -52,7 +52,11 @@ def test_a_sample_depends_on_seed_and_position():
     assert first == same and first != other and first != later
 
 
-@pytest.mark.parametrize(("field", "value"), [("temperature", 0.0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("temperature", 0.0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1),
+     ("temperature", float("nan")), ("temperature", 1e-300), ("top_p", float("nan")), ("top_p", 1e-300)],
+)  # fmt: skip
 def test_impossible_distributions_are_refused(field, value):
     with pytest.raises(InputError, match=f"{field} must be .*got {value}"):
         Sampling(**{field: value})

@@ -1,10 +1,14 @@
 import io
+import itertools
 import json
 import os
 import select
 import threading
+import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from t2t_jax.decoding import stream
 from t2t_jax.decoding.translator import Hypothesis, Translator
@@ -82,3 +86,59 @@ def test_a_line_is_answered_before_the_next_one_is_written():
     os.close(write_in)
     thread.join(10)
     assert not thread.is_alive()
+
+
+@given(st.binary(max_size=80), st.sampled_from(["text", "jsonl"]))
+def test_any_bytes_give_a_line_for_each_line_or_are_refused_after_those_before(data, output_format):
+    output, translator = io.StringIO(), Shouting()
+    try:
+        stream.translate_stream(translator, io.BytesIO(data), output, output_format=output_format)
+    except InputError as error:
+        assert "not valid UTF-8" in str(error)
+        assert output.getvalue().count("\n") < data.count(b"\n") + 1
+    else:
+        assert sum(map(len, translator.windows)) == data.count(b"\n") + (data[-1:] not in (b"\n", b""))
+        if output_format == "jsonl":
+            lines = output.getvalue().splitlines()  # as most readers do it, which also end lines at U+2028
+            assert [json.loads(line)["source"] for line in lines] == [s for w in translator.windows for s in w]
+
+
+def test_json_lines_are_lines_whatever_they_hold():
+    text = "a\u2028b\x85c\u2029d"
+    output, _ = translate(text.encode(), "jsonl")
+    (line,) = output.splitlines()
+    assert json.loads(line)["source"] == text
+
+
+def test_what_is_read_ahead_is_bounded_in_characters(monkeypatch):
+    """Also where a few lines are long."""
+    monkeypatch.setattr(stream, "_CHARACTERS", 100)
+    read = []
+
+    def lines():
+        for number in range(50):
+            read.append(number)
+            yield "x" * 60, ""
+
+    windows = stream._Arrived(lines()).windows()
+    taken = 0
+    for window in windows:
+        taken += len(window)
+        assert len(window) <= 2
+        time.sleep(0.002)
+        assert len(read) <= taken + 3
+    assert taken == 50
+
+
+def test_lines_are_numbered_through_all_windows(monkeypatch):
+    monkeypatch.setattr(stream, "_WINDOW", 2)
+    numbers = []
+
+    class Numbered(Shouting):
+        def translate(self, sentences, *, first_line, **options):
+            numbers.append((first_line, len(sentences)))
+            return super().translate(sentences)
+
+    stream.translate_stream(Numbered(), io.BytesIO(b"a\n" * 7), io.StringIO(), output_format="text")
+    assert numbers[0][0] == 1 and sum(count for _, count in numbers) == 7
+    assert all(later == first + count for (first, count), (later, _) in itertools.pairwise(numbers))

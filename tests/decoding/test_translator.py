@@ -178,10 +178,10 @@ def test_bfloat16_chooses_nearly_the_same(translator):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"beam_size": 0}, "beam_size must be at least 1; got 0"),
+        ({"beam_size": 0}, "beam_size must be at least 1 and at most 256; got 0"),
         ({"n_best": 5}, "n_best must be between 1 and beam_size=4; got 5"),
-        ({"alpha": -1.0}, "alpha must be at least 0; got -1.0"),
-        ({"max_extra_length": -1}, "max_extra_length must be at least 0; got -1"),
+        ({"alpha": -1.0}, "alpha must be at least 0 and at most 10; got -1.0"),
+        ({"max_extra_length": -1}, "max_extra_length must be at least 0 and at most 4096; got -1"),
     ],
 )
 def test_impossible_options_are_refused(translator, options, said):

@@ -23,6 +23,9 @@ class Echo(Translator):
         assert options == OPTIONS
         return [[Hypothesis(s, [s], -1.0, -1.0, 1, [-1.0])] for s in sentences]
 
+    def check_lengths(self, **sides):
+        pass
+
     def score(self, pairs):
         return [Score(-len(t) * math.log(4), [-math.log(4)] * len(t), len(t)) for _, t in pairs]
 

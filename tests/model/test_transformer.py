@@ -287,8 +287,16 @@ PARAMETERS = {
 @pytest.mark.parametrize("row", PARAMETERS)
 def test_parameter_counts_of_table_3_to_the_last_digit(row):
     changes, expected = PARAMETERS[row]
-    base = TransformerConfig(vocab_size=40960, attention_bias=True)
-    assert num_parameters(dataclasses.replace(base, **changes)) == expected
+    config = dataclasses.replace(TransformerConfig(vocab_size=40960, attention_bias=True), **changes)
+    assert num_parameters(config) == config.parameter_count == expected
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"norm": "pre"}, {"share_embeddings": False, "positions": "learned"}, {"attention_bias": True}]
+)
+def test_the_formula_counts_what_the_model_has(changes):
+    config = dataclasses.replace(tiny.CONFIG, **changes)
+    assert config.parameter_count == num_parameters(config)
 
 
 @pytest.mark.parametrize(
@@ -302,11 +310,11 @@ def test_parameter_counts_without_biases(changes, expected):
     ("field", "value", "said"),
     [
         ("d_model", 15, "d_model must be even for sinusoidal positions; got 15"),
-        ("num_layers", 0, "num_layers must be at least 1; got 0"),
+        ("num_layers", 0, "num_layers must be at least 1 and at most 1000; got 0"),
         ("dropout", 1.0, "dropout must be at least 0 and below 1; got 1.0"),
         ("positions", "sinusodial", "did you mean 'sinusoidal'"),
         ("norm", "rms", "known: post, pre"),
-        ("attention_window", -1, "attention_window must be at least 0; got -1"),
+        ("attention_window", -1, "attention_window must be at least 0 and at most 10000000; got -1"),
     ],
 )
 def test_impossible_shapes_are_refused_by_name(field, value, said):

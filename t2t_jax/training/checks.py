@@ -1,0 +1,98 @@
+"""§5: what a config must fulfil before anything expensive begins.
+
+`_RANGES` has the numbers of the sections that only training reads; what describes the model, the data and the search
+checks itself where it is defined. Below are the conditions between fields.
+"""
+
+import os
+
+import jax
+from ml_collections import ConfigDict
+
+from t2t_jax.data.token_store import StoreSettings
+from t2t_jax.decoding.translator import check_options
+from t2t_jax.errors import InputError, Range, choice
+from t2t_jax.model.transformer import TransformerConfig
+
+_STEPS = 2**31 - 1  # steps are counted in int32
+_BYTES_PER_PARAMETER = 12  # in float32, with the two moments of Adam
+
+_RANGES = {
+    "data.tokens_per_batch": Range(1, 10**9),
+    "data.num_buckets": Range(1, 10_000),
+    "optimizer.learning_rate_factor": Range(0, open_below=True),
+    "optimizer.warmup_steps": Range(1, _STEPS),
+    "optimizer.beta1": Range(0, 1, open_above=True),
+    "optimizer.beta2": Range(0, 1, open_above=True),
+    "optimizer.epsilon": Range(0, open_below=True),
+    "train.train_steps": Range(1, _STEPS),
+    "train.label_smoothing": Range(0, 1, open_above=True),
+    "train.seed": Range(0, 2**32 - 1),  # what jax.random.key tells apart
+    "train.accumulate": Range(0, 10**9),  # 0: as memory allows
+    "train.log_interval": Range(1, _STEPS),
+    "machine.model_parallel": Range(1, 1_000_000),
+    "machine.memory_gib": Range(0),
+    "machine.peak_tflops": Range(0),
+    "checkpoint.interval_minutes": Range(0),
+    "checkpoint.interval_steps": Range(0, _STEPS),
+    "checkpoint.keep": Range(1, _STEPS),
+    "checkpoint.average_last": Range(1, _STEPS),
+    "evaluate.interval_steps": Range(0, _STEPS),
+    "evaluate.samples": Range(0, 10**9),
+}
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses what would only fail later, naming the field, the value and what would work."""
+    for field, allowed in _RANGES.items():
+        section, name = field.split(".")
+        allowed.check(field, config[section][name])
+    StoreSettings.of(config.data)
+    check_model(config)
+    check_machine(config)
+    check_decoding(config)
+    choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
+    choice("train.on_nonfinite", config.train.on_nonfinite, ["halt", "skip"])
+    choice("evaluate.dtype", config.evaluate.dtype, ["float32", "bfloat16"])
+    if config.checkpoint.average_last > config.checkpoint.keep:
+        raise InputError(
+            f"checkpoint.average_last={config.checkpoint.average_last} needs checkpoint.keep to be at least as many; "
+            f"got {config.checkpoint.keep}"
+        )
+
+
+def check_model(config: ConfigDict) -> None:
+    """Refuses a model of which the parameters and their moments are more than this machine's memory."""
+    count = TransformerConfig(vocab_size=config.data.vocab_size, **config.model).parameter_count
+    needed, memory = _BYTES_PER_PARAMETER * count, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # Several processes may share the state among their machines.
+    if needed > memory and not jax.distributed.is_initialized():
+        raise InputError(
+            f"model.num_layers={config.model.num_layers}, model.d_model={config.model.d_model}, model.d_ff="
+            f"{config.model.d_ff}: {count:,} parameters and Adam's moments need {needed / 2**30:,.0f} GiB, more than "
+            f"the {memory / 2**30:,.0f} GiB of this machine; make them smaller"
+        )
+
+
+def check_machine(config: ConfigDict) -> None:
+    """Refuses ways to use the devices that exclude each other."""
+    engine, parallel, heads = config.machine.engine, config.machine.model_parallel, config.model.num_heads
+    choice("machine.engine", engine, ["jit", "pmap"])
+    if parallel > 1 and (heads % parallel or engine == "pmap"):
+        raise InputError(
+            f"machine.model_parallel={parallel} must divide model.num_heads={heads}, and needs machine.engine='jit'"
+        )
+    if engine == "pmap" and config.machine.shard_state:
+        raise InputError("machine.shard_state=True needs machine.engine='jit'; pmap keeps the state whole everywhere")
+
+
+def check_decoding(config: ConfigDict) -> None:
+    """Refuses options of the search that are impossible, by the name of their field."""
+    try:
+        check_options(**config.decode)
+    except InputError as error:
+        raise InputError(f"decode.{error}") from None
+    if not config.data.vocabulary and config.decode.beam_size > config.data.vocab_size:
+        raise InputError(
+            f"decode.beam_size must be at most data.vocab_size={config.data.vocab_size}; got {config.decode.beam_size}"
+        )

@@ -1,0 +1,124 @@
+"""A line of any length costs bounded memory, and no other line its place."""
+
+import dataclasses
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_jax.data.tokenizer import EOS, longest_whole
+from t2t_jax.decoding import pool
+from t2t_jax.decoding.beam_search import SearchOptions
+from t2t_jax.decoding.long_sentences import cut
+from t2t_jax.decoding.stream import translate_stream
+from t2t_jax.decoding.translator import Translator, _join
+from t2t_jax.errors import InputError
+from tests.decoding.test_translator import close
+
+PIECES = ["</s>", "▁one", "▁two", ".", "x", "<0xE2>", "<0x82>", "<0xAC>", "。"]
+ONE, TWO, STOP, X, EURO, CHINESE_STOP = 1, 2, 3, 4, [5, 6, 7], 8
+
+
+def cut_at(ids, length):
+    """The parts without their EOS, each of which is checked."""
+    parts = cut([*ids, EOS], PIECES.__getitem__, length)
+    assert all(part[-1] == EOS for part in parts)
+    return [part[:-1] for part in parts]
+
+
+@given(st.lists(st.integers(1, len(PIECES) - 1)), st.integers(2, 40))
+def test_the_parts_are_the_sentence_and_none_is_too_long(ids, length):
+    parts = cut_at(ids, length)
+    assert [i for part in parts for i in part] == ids
+    assert all(len(part) < length for part in parts) and all(parts[:-1])
+
+
+def test_cuts_are_after_sentences_else_between_words_else_between_characters():
+    assert cut_at([ONE, TWO, STOP, ONE, TWO, TWO], 6) == [[ONE, TWO, STOP], [ONE, TWO, TWO]]
+    assert cut_at([X, X, X, CHINESE_STOP, X, X], 6) == [[X, X, X, CHINESE_STOP], [X, X]]
+    assert cut_at([ONE, X, X, TWO, X, X], 6) == [[ONE, X, X], [TWO, X, X]]
+    assert cut_at([X, X, X, *EURO, X], 6) == [[X, X, X], [*EURO, X]]
+    assert cut_at([7] * 9, 5) == [[7] * 4, [7] * 4, [7]]
+
+
+@pytest.fixture
+def narrow(translator, monkeypatch):
+    """The translator with limits that a short line is beyond: lines of more than 8 subwords in parts of at most 5."""
+    monkeypatch.setattr("t2t_jax.decoding.translator.longest_whole", lambda max_length: 8)
+    return Translator(translator.models, translator.tokenizer, max_length=5, mesh=translator.mesh)
+
+
+LONG = "one two three four five six seven eight one two"
+PARTS = ["one two three four", "five six seven eight", "one two"]
+
+
+def test_a_long_line_is_its_parts_and_the_others_are_as_without_it(narrow, caplog):
+    options = {"n_best": 2, "max_extra_length": 3}
+    before, long, after = narrow.translate(["two two", LONG, "four"], first_line=7, **options)
+    assert "line 8: 11 subwords are more than are translated at once (8); translated in 3 parts" in caplog.text
+    close(narrow.translate(["two two"], **options)[0], before)
+    close(narrow.translate(["four"], **options)[0], after)
+    parts = narrow.translate(PARTS, **options)
+    close([dataclasses.replace(_join([p[:1] for p in parts], 0.6)[0])], long[:1])
+    assert long[0].text == " ".join(part[0].text for part in parts if part[0].text)
+    for hypothesis in long:
+        assert hypothesis.num_tokens == len(hypothesis.tokens) == len(hypothesis.token_log_probs)
+        assert hypothesis.log_prob == pytest.approx(sum(hypothesis.token_log_probs), rel=1e-5)
+        assert hypothesis.score == pytest.approx(hypothesis.log_prob / ((5 + hypothesis.num_tokens) / 6) ** 0.6)
+    assert long == sorted(long, key=lambda h: -h.score)
+
+
+def test_line_n_of_the_output_belongs_to_line_n_of_the_input(narrow, caplog):
+    output = io.StringIO()
+    translate_stream(
+        narrow, io.BytesIO(f"two two\n\n{LONG}\nfour\n".encode()), output, output_format="jsonl", max_extra_length=3
+    )
+    answers = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert [answer["source"] for answer in answers] == ["two two", "", LONG, "four"]
+    assert "line 3: 11 subwords" in caplog.text
+
+
+def test_the_limit_is_that_of_training_or_1024():
+    assert longest_whole(256) == longest_whole(1024) == 1024 and longest_whole(4096) == 4096
+
+
+def test_pairs_and_prefixes_beyond_the_limit_are_refused_by_their_line(narrow):
+    for pairs, said in [([("one", "two"), (LONG, "two")], "source, line 2"), ([("one", LONG)], "target, line 1")]:
+        with pytest.raises(InputError, match=f"{said}: 11 subwords, which must be at most 8; split the line"):
+            narrow.score(pairs)
+    with pytest.raises(InputError, match="reference, line 2: 11 subwords"):
+        narrow.check_lengths(source=["one", "two"], reference=["one", LONG])
+    with pytest.raises(InputError, match="prefix, line 5: 11 subwords"):
+        narrow.translate(["one"], prefixes=[LONG], first_line=5)
+
+
+def test_a_line_of_a_megabyte_is_cut_before_the_model_sees_it(translator, monkeypatch):
+    """Every request is one that the memory is there for."""
+    seen = []
+    monkeypatch.setattr(
+        "t2t_jax.decoding.translator.search_all", lambda models, requests, *_: seen.extend(requests) or iter(())
+    )
+    monkeypatch.setattr("t2t_jax.decoding.translator._join", lambda parts, alpha: [])
+    translator.translate(["one " * 250_000, "x" * 100_000])
+    assert len(seen) > 1000 and max(len(request.ids) for request in seen) <= 256
+
+
+def test_a_wide_beam_has_fewer_rows(translator):
+    usual = [(16, 4), (64, 4), (1024, 4), (1024, 16)]
+    assert [pool.rows_of(w, 99, translator.mesh, h) for w, h in usual] == [64, 32, 2, 2]
+    widest = SearchOptions(beam_size=256).width
+    assert [pool.rows_of(w, 99, translator.mesh, widest) for w in (16, 64, 1024)] == [8, 2, 1]
+
+
+def test_a_beam_wider_than_the_vocabulary_and_a_lone_string_are_refused(translator, monkeypatch):
+    with pytest.raises(InputError, match="beam_size must be at least 1 and at most 256; got 100000"):
+        translator.translate(["one"], beam_size=100_000)
+    monkeypatch.setattr(type(translator.tokenizer), "__len__", lambda self: 3)
+    with pytest.raises(InputError, match="beam_size must be at most 3, the size of the vocabulary; got 4"):
+        translator.translate(["one"])
+    with pytest.raises(InputError, match="must be a list of str"):
+        translator.translate("one two")
+    with pytest.raises(InputError, match="prefixes must be as many as the 2 sentences; got 1"):
+        translator.translate(["one", "two"], prefixes=["drei"], beam_size=1)

@@ -1,0 +1,64 @@
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_jax import files
+from t2t_jax.errors import InputError
+from t2t_jax.files import read_json, read_lines, single_line, write_json, write_lines
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_any_bytes_are_lines_or_refused_by_their_number(data, longest):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "LONGEST_LINE", longest)
+        try:
+            lines = list(read_lines(io.BytesIO(data), "input"))
+        except InputError as error:
+            number = int(str(error).partition("input, line ")[2].partition(":")[0])
+            bad = data.split(b"\n")[number - 1]
+            assert len(bad) > longest - 1 or bad.decode(errors="replace").encode() != bad
+            return
+    assert len(lines) == data.count(b"\n") + (not data.endswith(b"\n") and data != b"")
+    assert "\n".join(lines) == data.removeprefix(b"\xef\xbb\xbf").decode().replace("\r\n", "\n").removesuffix("\n") or (
+        b"\r" in data
+    )
+
+
+def test_a_byte_order_mark_is_dropped_at_the_beginning_and_nowhere_else():
+    lines = list(read_lines(io.BytesIO("\ufeffone\n\ufefftwo \ufeff\n".encode()), "input"))
+    assert lines == ["one", "\ufefftwo \ufeff"]
+
+
+def test_a_line_of_no_end_is_refused_after_reading_its_limit():
+    class Endless(io.RawIOBase):
+        count = 0
+
+        def readline(self, size=-1):
+            assert 0 < size <= files.LONGEST_LINE + 1
+            self.count += 1
+            return b"one\n" if self.count == 1 else b"x" * size
+
+    lines = read_lines(Endless(), "standard input")
+    assert next(lines) == "one"
+    with pytest.raises(InputError, match="standard input, line 2: more than 10,485,760 bytes"):
+        next(lines)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_each_line_written_is_one_line_to_every_reader(tmp_path_factory, lines):
+    path = tmp_path_factory.getbasetemp() / "lines.txt"
+    write_lines(path, lines)
+    text = path.read_bytes().decode()
+    assert text.splitlines() == text.split("\n")[:-1] == [single_line(line) for line in lines]
+    with path.open(encoding="utf-8") as file:
+        assert len(list(file)) == len(lines)
+
+
+def test_json_is_written_as_it_is(tmp_path):
+    value = {"text": "a\u2028b\nc", "list": [1, 2.5]}
+    write_json(tmp_path / "value.json", value)
+    assert read_json(tmp_path / "value.json") == value
+    assert (tmp_path / "value.json").read_text() == json.dumps(value, indent=2, ensure_ascii=False) + "\n"

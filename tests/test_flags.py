@@ -1,0 +1,104 @@
+"""Whatever is typed: one line and exit code 2, or what was asked for. Nothing here trains or loads anything."""
+
+import re
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import main
+from configs import base_ende
+from t2t_jax.errors import InputError, StopError
+from t2t_jax.files import flat
+
+QUICKSTART = "--config=configs/quickstart.py"
+FIELDS = sorted(flat(base_ende.get_config().to_dict()))
+DEFINED = {name for name in main.define_flags(["main.py"]) if name not in ("help", "h", "mode")}
+VALUES = st.one_of(
+    st.text(max_size=12),
+    st.from_regex("[-+]?[0-9.eE_naif,x]{0,12}", fullmatch=True),
+    st.sampled_from(["nan", "inf", "-inf", "1e20", "9" * 5000, "-1", "", "None", "True", "[1]", "{}"]),
+)
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+
+
+def parse(*arguments):
+    args = main.parse(["main.py", *arguments])
+    main.refuse_unused(args)
+    return args
+
+
+def test_every_mode_says_which_flags_it_takes_and_every_flag_is_taken():
+    assert main.FLAGS_OF.keys() == main.MODES.keys()
+    assert {name for names in main.FLAGS_OF.values() for name in names} == DEFINED
+
+
+@pytest.mark.parametrize("mode", main.MODES)
+def test_a_flag_that_the_mode_does_not_use_is_refused(mode):
+    values = {"config": "configs/quickstart.py", "output_format": "text", "dtype": "float32", "mode": mode}
+    for name in DEFINED - set(main.FLAGS_OF[mode]):
+        with pytest.raises(InputError, match=f"--{name} is not used by --mode={mode}; .* it is for --mode="):
+            parse(f"--mode={mode}", f"--{name}={values.get(name, '1')}")
+    for name in set(main.FLAGS_OF[mode]) - main._NEEDS.keys():
+        parse(f"--mode={mode}", f"--{name}={values.get(name, '1')}")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("get_config = lambda: None", r"get_config\(\) must return a ConfigDict; got NoneType"),
+        ("get_config = lambda: {'model': {}}", r"get_config\(\) must return a ConfigDict; got dict"),
+        ("get_confg = lambda: None", "AttributeError: .* has no attribute 'get_config'"),
+        ("import sys\nsys.exit(3)", "SystemExit: 3"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config()\n"
+         "    del config.unlock().model.d_ff\n    return config", "model.d_ff is missing"),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config().unlock()\n"
+         "    config.model.d_fff = 3\n    return config", "model.d_fff is no field"),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config().unlock()\n"
+         "    with config.ignore_type():\n        config.decode.beam_size = 4.5\n    return config",
+         "decode.beam_size must be of type int; got 4.5"),
+    ],
+)  # fmt: skip
+def test_a_file_that_gives_no_config_is_refused(tmp_path, caplog, monkeypatch, content, said):
+    monkeypatch.delitem(sys.modules, "config_config", raising=False)  # where ml_collections puts the file's names
+    (tmp_path / "config.py").write_text(content)
+    with pytest.raises(InputError, match=f"^--config={re.escape(str(tmp_path))}/config.py: {said}") as refused:
+        parse(f"--config={tmp_path}/config.py")
+    assert "\n" not in str(refused.value) and not caplog.records
+
+
+@given(field=st.sampled_from(FIELDS), value=VALUES)
+@settings(max_examples=150)
+def test_any_value_of_a_field_is_taken_or_refused(field, value):
+    try:
+        args = parse(QUICKSTART, f"--config.{field}={value}")
+    except StopError as error:
+        assert "\n" not in str(error)
+    else:
+        assert type(flat(args.config.to_dict())[field]) is type(flat(base_ende.get_config().to_dict())[field])
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(DEFINED)), st.sampled_from(["--{}={}", "--{}", "-{}={}"]), VALUES)))
+@settings(max_examples=150)
+def test_any_arguments_are_taken_or_refused(arguments):
+    try:
+        parse(*(form.format(name, value) for name, form, value in arguments))
+    except StopError as error:
+        assert "\n" not in str(error)
+
+
+@given(st.one_of(VALUES, st.from_regex("[0-9]{1,3}(,[0-9]{1,3}){0,3}", fullmatch=True)))
+def test_numbers_with_commas_are_read_or_refused(text):
+    for read in (lambda: main.step_list(text), lambda: main.number_range("profile_steps", text)):
+        try:
+            numbers = list(read())
+        except InputError as error:
+            assert "must be" in str(error)
+        else:
+            assert ",".join(map(str, numbers)) == text and all(numbers) and len(numbers) > 0

@@ -1,0 +1,102 @@
+"""What a config may not say: refused by field and value, at once."""
+
+import math
+import time
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs import base_ende
+from t2t_jax.errors import InputError
+from t2t_jax.files import flat
+from t2t_jax.training.checks import check
+
+BASE = flat(base_ende.get_config().to_dict())
+NUMBERS = sorted(field for field, value in BASE.items() if type(value) in (int, float))
+
+
+def changed(**changes):
+    """The base config with SECTION__FIELD=value."""
+    config = base_ende.get_config()
+    config.model.num_layers = 1  # whatever machine this is
+    for field, value in changes.items():
+        *sections, name = field.split("__")
+        section = config
+        for each in sections:
+            section = section[each]
+        section[name] = value
+    return config
+
+
+@pytest.mark.parametrize("field", NUMBERS)
+def test_no_number_may_be_beyond_all_machines(field):
+    """A field that is added to base_ende.py without a range fails here."""
+    wrong = [math.nan, math.inf, -math.inf, -1e300] if isinstance(BASE[field], float) else [-(10**30), 10**30, -1]
+    for value in wrong:
+        with pytest.raises(InputError) as refused:
+            check(changed(**{field.replace(".", "__"): value}))
+        assert str(refused.value).startswith(field) and "got" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("decode.beam_size", 0, "at least 1"),
+        ("decode.beam_size", 100_000, "at most 256"),
+        ("decode.max_extra_length", -3, "at least 0"),
+        ("optimizer.learning_rate_factor", 0.0, "above 0"),
+        ("optimizer.beta1", 2.0, "at least 0 and below 1"),
+        ("optimizer.beta2", 1.0, "at least 0 and below 1"),
+        ("optimizer.epsilon", 0.0, "above 0"),
+        ("checkpoint.interval_minutes", -1.0, "at least 0"),
+        ("train.seed", 2**32, "at most 4294967295"),
+        ("data.cleaning.max_ratio", 0.5, "at least 1"),
+        ("data.vocab_size", 0, "at least 1"),
+        ("data.vocabulary", "/none/codes", "no file /none/codes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_what_would(field, value, said):
+    with pytest.raises(InputError, match=f"^{field}.*{said}"):
+        check(changed(**{field.replace(".", "__"): value}))
+
+
+def test_the_smallest_and_the_largest_seed_make_keys_and_plans():
+    for seed in (0, 2**32 - 1):
+        check(changed(train__seed=seed))
+        jax.random.key(seed)
+        np.random.default_rng([seed, 0])
+
+
+def test_a_beam_wider_than_the_vocabulary_is_refused():
+    with pytest.raises(InputError, match="decode.beam_size must be at most data.vocab_size=3; got 4"):
+        check(changed(data__vocab_size=3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model__num_layers": 10**30}, "model.num_layers must be at least 1 and at most 1000; got"),
+        ({"model__d_model": 10**9}, "model.d_model must be"),
+        ({"model__d_model": 10**7, "model__d_ff": 10**7}, "parameters, more than any"),
+        ({"model__d_model": 10**6, "model__d_ff": 10**5}, "this machine"),
+    ],
+)
+def test_a_model_that_fits_no_memory_is_refused_at_once(changes, said):
+    started = time.monotonic()
+    with pytest.raises(InputError, match=said):
+        check(changed(**changes))
+    assert time.monotonic() - started < 1
+
+
+@given(field=st.sampled_from(NUMBERS), number=st.one_of(st.floats(), st.integers()))
+@settings(max_examples=300)
+def test_any_number_is_taken_or_refused_in_one_line(field, number):
+    if type(number) is not type(BASE[field]):
+        return  # refused where the config is read
+    try:
+        check(changed(**{field.replace(".", "__"): number}))
+    except InputError as error:
+        assert "\n" not in str(error) and len(str(error)) < 400
