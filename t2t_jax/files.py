@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from t2t_jax.errors import InputError
+from t2t_jax.errors import DamagedError, InputError
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -39,7 +39,11 @@ def read_text(field: str, path: str | Path) -> list[str]:
 
 def read_json(path: Path) -> Any:
     """The value in a JSON file."""
-    return json.loads(path.read_text("utf-8"))
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise DamagedError(f"{path} is damaged: not JSON ({reason}); restore it from a copy") from None
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import reprlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,15 +41,37 @@ def need(package: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(field: str, path: str | Path) -> Iterator[Path]:
-    """A folder to fill that bears its name only once it is complete; refuses one that holds anything."""
-    path = Path(path).expanduser()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{field}: {path} exists and is not an empty folder; choose a new one")
-    partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    """A folder to fill that bears its name only once it is complete; refuses one that holds anything.
+
+    It is filled under the name PATH.partial, which is removed if anything fails, with the parents made for it.
+    """
+    with _refusals(field, path):
+        folder = Path(path).expanduser().resolve()
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{field}: {path} exists and is not an empty folder; choose a new one")
+        partial = folder.with_name(folder.name + ".partial")
+        made = [parent for parent in partial.parents if not parent.exists()]
     try:
+        with _refusals(field, path):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
         yield partial
-        os.replace(partial, path)
+        with _refusals(field, path):  # something may have taken its place meanwhile
+            os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):  # it is not empty, as it should be if nothing failed
+                parent.rmdir()
+
+
+@contextlib.contextmanager
+def _refusals(field: str, path: str | Path) -> Iterator[None]:
+    """Says in one line why the operating system does not let a folder be made."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, or a ~user that is nobody
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"{field}: no folder {reprlib.repr(str(path))} can be made: {reason}; choose another"
+        ) from None
