@@ -123,10 +123,10 @@ class Fields:
         return InputError(f"{self._file}: {name} is {'absent' if value is None else shown(value)}; {wanted}")
 
 
-def heads(d_model: int, num_heads: int) -> dict[str, int]:
+def heads(file: str, d_model: int, num_heads: int) -> dict[str, int]:
     """Our fields of the attention heads, which share the channels evenly."""
     if d_model % num_heads:
-        raise InputError(f"config: {num_heads} attention heads do not share d_model={d_model} channels evenly")
+        raise InputError(f"{file}: {num_heads} attention heads do not share d_model={d_model} channels evenly")
     return {"num_heads": num_heads, "d_k": d_model // num_heads, "d_v": d_model // num_heads}
 
 
@@ -169,10 +169,11 @@ def read_torch_file(field: str, path: Path) -> Any:
 
 
 def _check_zip(field: str, path: Path) -> None:
-    """Refuses a zip file whose members are together longer than the file, or do not match their checksums."""
+    """Refuses a zip file whose members are compressed, longer together than the file, or unlike their checksums."""
     with zipfile.ZipFile(path) as file:
-        total, size = sum(member.file_size for member in file.infolist()), path.stat().st_size
-        if total > size:
+        members, size = file.infolist(), path.stat().st_size
+        total = sum(member.file_size for member in members)
+        if total > size or any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise InputError(f"{field}: {path} is compressed: {total:,} bytes in {size:,}; torch.save never does that")
         damaged = file.testzip()
     if damaged:

@@ -118,7 +118,7 @@ def _shape(theirs: Fields) -> dict[str, Any]:
         "num_layers": layers,
         "d_model": d_model,
         "d_ff": d_ff,
-        **heads(d_model, num_heads),
+        **heads("checkpoint", d_model, num_heads),
         "dropout": theirs.fraction("dropout", 0.1),
         "attention_dropout": theirs.fraction("attention_dropout", 0.0),
         "norm": "pre" if theirs.in_both("normalize_before", theirs.flag) else "post",
@@ -171,7 +171,8 @@ def _tables(state: State, theirs: Fields, size: int) -> tuple[list[np.ndarray], 
             raise InputError(f"dictionary: {size} symbols with the four special ones, but embeddings of {len(table)}")
     d_model = source.shape[1]
     scale = d_model**-0.5 if theirs.flag("no_scale_embedding") else 1.0
-    return [scale * table for table in tables[:2]] + tables[2:], scale * target[_EOS] * d_model**0.5
+    with np.errstate(over="ignore"):  # infinities are refused when the run is written
+        return [scale * table for table in tables[:2]] + tables[2:], scale * target[_EOS] * d_model**0.5
 
 
 def _positions(state: State, rows: int, learned: bool, start: np.ndarray) -> Params:

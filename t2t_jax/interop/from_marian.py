@@ -75,7 +75,7 @@ def _shape(theirs: Fields) -> dict[str, float]:
         "num_layers": layers,
         "d_model": d_model,
         "d_ff": d_ff,
-        **heads(d_model, num_heads),
+        **heads("config.json", d_model, num_heads),
         "dropout": theirs.fraction("dropout", 0.1),
         "attention_dropout": theirs.fraction("attention_dropout", 0.0),
         "layer_norm_epsilon": LAYER_NORM_EPSILON,

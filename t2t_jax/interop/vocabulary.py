@@ -49,7 +49,9 @@ def in_our_order(
                 piece.type = _Piece.UNUSED
     extra = sorted(set(ids) - set(known) - set(special), key=ids.get)
     pieces += [_Piece(piece=name, score=0.0, type=_Piece.CONTROL) for name in extra]
-    return Vocabulary(_reordered(model, pieces), np.array([ids.get(piece.piece, -1) for piece in pieces]))
+    found = Vocabulary(_reordered(model, pieces), np.array([ids.get(piece.piece, -1) for piece in pieces]))
+    load_pieces(found.model, f"vocabulary: the pieces of {field} with those of the dictionary")
+    return found
 
 
 def _is_symbol(name: str) -> bool:

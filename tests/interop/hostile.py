@@ -11,11 +11,11 @@ from typing import Any
 BAD_SIZES = (10**30, -1, 0, "6", None, 1.5, True, [6], {"n": 6}, float("nan"), float("inf"))
 
 
-def refused(command: Callable[[], int], capsys: Any, *said: str) -> None:
+def refused(command: Callable[[], int], capfd: Any, *said: str) -> None:
     """Runs a command, which must end with code 2 or 4 and one line that has all of `said` in it."""
-    capsys.readouterr()
+    capfd.readouterr()
     code = command()
-    output, errors = capsys.readouterr()
+    output, errors = capfd.readouterr()
     assert code in (2, 4) and output == ""
     lines = errors.splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and len(lines[0]) < 2000, errors

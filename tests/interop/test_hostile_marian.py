@@ -298,10 +298,10 @@ VARIANTS = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, of kinds of tensors that it means to change
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_hostile_folder_is_refused_in_one_line(folder, tmp_path, capsys, name):
+def test_a_hostile_folder_is_refused_in_one_line(folder, tmp_path, capfd, name):
     alter, *said = VARIANTS[name]
     alter(folder)
-    hostile.refused(lambda: main([str(folder), str(tmp_path / "run")]), capsys, *said)
+    hostile.refused(lambda: main([str(folder), str(tmp_path / "run")]), capfd, *said)
     assert {path.name for path in tmp_path.iterdir()} == {"marian"}
 
 
@@ -324,7 +324,7 @@ def test_parameters_of_other_precisions_come_in_as_float32(folder, tmp_path, dty
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_a_run_that_cannot_be_written_is_refused_before_anything_is_read(folder, tmp_path, capsys):
+def test_a_run_that_cannot_be_written_is_refused_before_anything_is_read(folder, tmp_path, capfd):
     (folder / "config.json").write_text("not read")
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
@@ -336,7 +336,7 @@ def test_a_run_that_cannot_be_written_is_refused_before_anything_is_read(folder,
         (tmp_path / ("x" * 300), "too long"),
         ("/proc/run", "No such file"),
     ]:
-        hostile.refused(lambda run=run: main([str(folder), str(run)]), capsys, "run: ", said)
+        hostile.refused(lambda run=run: main([str(folder), str(run)]), capfd, "run: ", said)
     assert {path.name for path in tmp_path.iterdir()} == {"marian", "file", "loop"}
 
 
