@@ -23,7 +23,7 @@ from typing import Any
 
 from configs import base_ende, base_enfr, big_ende, big_enfr
 from experiments import paper
-from experiments.records import Record, fields_of, read_record, read_records, record_of
+from experiments.records import Record, fields_of, need_scores, read_record, read_records, record_of
 from experiments.tables import FORMATS, power_of_ten, print_notes, render
 from t2t_jax.errors import InputError, exit_code_of
 
@@ -81,6 +81,7 @@ def by_cell(records: Sequence[Record]) -> dict[Cell, Record]:
     places: dict[Cell, Record] = {}
     for record in records:
         cell = cell_of(record)
+        need_scores(record, "test", ("paper_bleu", "paper_signature", "sentences"))
         if cell in places:
             names = " and ".join(f"{r['row']} (seed {r['seed']})" for r in (places[cell], record))
             raise InputError(f"run: {names} are both {' '.join(cell)}; give one of them")

@@ -4,8 +4,10 @@ Anything else that is raised is a bug of ours and exits with 1 and a traceback.
 """
 
 import difflib
+import reprlib
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class StopError(Exception):
@@ -40,6 +42,15 @@ def choice(field: str, value: str, allowed: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(value), allowed, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise InputError(f"{field}: unknown value {value!r}; {hint}known: {', '.join(allowed)}")
+
+
+def shown(value: Any) -> str:
+    """A value for a message: short and on one line, however long, deep or large the value is."""
+    if isinstance(value, int) and abs(value) >> 64:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return reprlib.repr(value)
+    return f"a {type(value).__name__}"
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:

@@ -3,13 +3,12 @@
 import contextlib
 import importlib
 import os
-import reprlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2t_jax.decoding.translator import TrainedModel, restore
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import InputError, choice, shown
 from t2t_jax.interop.to_ctranslate2 import write_ctranslate2
 from t2t_jax.interop.to_marian import write_marian
 from t2t_jax.interop.to_safetensors import write_safetensors
@@ -72,6 +71,4 @@ def _refusals(field: str, path: str | Path) -> Iterator[None]:
         yield
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, or a ~user that is nobody
         reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"{field}: no folder {reprlib.repr(str(path))} can be made: {reason}; choose another"
-        ) from None
+        raise InputError(f"{field}: no folder {shown(str(path))} can be made: {reason}; choose another") from None

@@ -8,7 +8,6 @@ import argparse
 import math
 import pickle
 import re
-import reprlib
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import ml_dtypes  # noqa: F401  (teaches NumPy the name bfloat16, which safetensors asks it for)
 import numpy as np
 
-from t2t_jax.errors import DamagedError, InputError, StopError
+from t2t_jax.errors import DamagedError, InputError, StopError, shown
 from t2t_jax.files import read_json
 from t2t_jax.interop.export import need
 from t2t_jax.interop.torch_names import State
@@ -55,15 +54,6 @@ def foreign_json(field: str, path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{field}: {path} holds {shown(value)}; it must hold one JSON object, {{…}}")
     return value
-
-
-def shown(value: Any) -> str:
-    """A value for a message: short and on one line, however long, deep or large the value is."""
-    if isinstance(value, int) and abs(value) >> 64:
-        return f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return reprlib.repr(value)
-    return f"a {type(value).__name__}"
 
 
 class Fields:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t_jax.data.tokenizer import UNKNOWN, read_model
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, shown
 from t2t_jax.files import read_text
 from t2t_jax.interop.embeddings import from_tables
 from t2t_jax.interop.export import new_folder
@@ -33,7 +33,6 @@ from t2t_jax.interop.foreign import (
     plain_dict,
     read_state,
     read_torch_file,
-    shown,
     torch_tensors,
 )
 from t2t_jax.interop.imported import run_command, write_run

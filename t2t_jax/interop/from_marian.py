@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from t2t_jax.data.tokenizer import PAD, read_model
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, shown
 from t2t_jax.interop.embeddings import from_tables
 from t2t_jax.interop.export import new_folder
 from t2t_jax.interop.foreign import (
@@ -31,7 +31,6 @@ from t2t_jax.interop.foreign import (
     read_state,
     read_torch_file,
     safetensors_tensors,
-    shown,
     torch_tensors,
 )
 from t2t_jax.interop.imported import run_command, write_run

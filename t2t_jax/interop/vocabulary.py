@@ -6,8 +6,7 @@ import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN, load_pieces
-from t2t_jax.errors import InputError
-from t2t_jax.interop.foreign import shown
+from t2t_jax.errors import InputError, shown
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 
