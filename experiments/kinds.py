@@ -5,7 +5,7 @@ from typing import Any
 
 from t2t_jax.errors import DamagedError, shown
 
-NUMBER, WHOLE, TEXT, LIST, OBJECT = "a number", "a whole number", "a text", "a list", "an object"
+NUMBER, WHOLE, TEXT, LIST, OBJECT = "a number", "a whole number", "a line of text", "a list", "an object"
 
 
 def is_number(value: Any) -> bool:
@@ -13,10 +13,17 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
+def is_plain(value: Any) -> bool:
+    """Whether it can be shown in a line: a number, a line of text, true, false or null."""
+    return value is None or isinstance(value, bool) or any(_is(kind, value) for kind in (NUMBER, TEXT))
+
+
 def _is(kind: str, value: Any) -> bool:
     if kind in (NUMBER, WHOLE):
         return is_number(value) and (kind == NUMBER or isinstance(value, int))
-    return isinstance(value, {TEXT: str, LIST: list, OBJECT: dict}[kind])
+    if kind == TEXT:
+        return isinstance(value, str) and value.isprintable()
+    return isinstance(value, {LIST: list, OBJECT: dict}[kind])
 
 
 def check_kinds(values: Any, kinds: Mapping[str, str], where: str, needed: Iterable[str] = ()) -> dict[str, Any]:

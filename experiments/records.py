@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import paper
-from experiments.kinds import LIST, NUMBER, OBJECT, TEXT, WHOLE, check_kinds
+from experiments.kinds import LIST, NUMBER, OBJECT, TEXT, WHOLE, check_kinds, is_plain
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs
 from t2t_jax.evaluation.significance import paired_bootstrap
@@ -30,8 +30,6 @@ OF_RECORD = ("row", "config", "train_steps_of_config", *OF_RESULT)
 OF_CONFIG = ("data.corpus", "data.source_language", "data.target_language", "data.vocab_size", "data.tokens_per_batch",
              "optimizer.learning_rate_factor", "optimizer.warmup_steps", "train.label_smoothing", "train.dtype",
              "decode.beam_size", "decode.alpha", "decode.max_extra_length")  # fmt: skip
-
-
 OF_MODEL = tuple(f"model.{name}" for name in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout"))
 
 # What the fields of a record are.
@@ -52,7 +50,7 @@ def _check_record(record: Record, where: str) -> Record:
         check_kinds(record["against_base"], {"p_value": NUMBER}, f"{where}: against_base", ["p_value"])
     config = check_kinds(record["config"], {"data.vocab_size": WHOLE}, f"{where}: config", OF_MODEL + OF_CONFIG)
     for field, value in config.items():
-        if isinstance(value, (dict, list)):
+        if not is_plain(value):
             raise DamagedError(f"{where} is damaged: {field} of its config is {shown(value)}; it must be a plain value")
     return record
 

@@ -53,7 +53,7 @@ def cost_of(record: Record, sustained: dict[str, float]) -> float | None:
 
 def devices_of(record: Record) -> tuple[int, str]:
     """How many devices of what kind a run had: '8 × NAME, Python 3.11.4'."""
-    found = re.fullmatch(r"(\d+) × (.*?)(, Python .*)?", record["hardware"])
+    found = re.fullmatch(r"(\d{1,9}) × (.*?)(, Python .*)?", record["hardware"])
     if not found:
         raise InputError(f"record: hardware of {record['row']} must be 'COUNT × NAME'; got {record['hardware']!r}")
     return int(found[1]), found[2]

@@ -125,6 +125,18 @@ def test_a_config_without_a_field_or_its_section_is_named(tmp_path, capsys, fiel
     assert code == 4 and "config.json" in line and f"has no {section if whole else name}" in line
 
 
+def test_numbers_at_the_edge_are_shown(tmp_path, capsys):
+    for number, value in enumerate((0, -5, 1e-20, 1e299, 3)):
+        run = run_folder(tmp_path / f"run{number}", training_flops=value, training_seconds=value)
+        assert table2_translation.main([str(run), "--sustained_tflops=H100=60"]) == 0
+    capsys.readouterr()
+    odd = {"long": {"hardware": "9" * 5000 + " × K80"}, "lines": {"commit": "a\nb"}, "half": {"date": "\ud800"}}
+    for name, changes in odd.items():
+        put(tmp_path / f"{name}.json", record("base", **changes))
+        code, _ = ended(capsys, table2_translation.main, tmp_path / f"{name}.json")
+        assert code in (2, 4)
+
+
 def test_what_cannot_be_written_is_one_line(tmp_path, capsys):
     run_folder(tmp_path / "sweep/base/seed_0")
     (tmp_path / "file").write_text("")
@@ -234,6 +246,12 @@ def test_damaged_numbers_of_jobs_are_named(tmp_path):
 # --- Random values at random places ------------------------------------------------------------------------
 
 
+def table_2(run):
+    places = table2_translation.by_cell(table2_translation.load(str(run)))
+    sustained = table2_translation.sustained_tflops(["H100=60"], list(places.values()))
+    return table2_translation.table(places, sustained, "markdown"), table2_translation.notes(places)
+
+
 def any_place(draw, value):
     """A JSON value with another somewhere in it."""
     if isinstance(value, dict) and value and draw(st.integers(0, 3)):
@@ -250,7 +268,7 @@ def test_any_value_in_a_run_is_read_or_refused(fuzzed, name, data):
     valid = json.loads((run / name).read_text())
     put(run / name, json.dumps(any_place(data.draw, valid)))
     for show in (
-        lambda: table2_translation.by_cell(table2_translation.load(str(run))),
+        lambda: table_2(run),
         lambda: table3_variations.notes(table3_variations.lines(records.sweep_records(run.parents[1]))),
         lambda: table3_variations.for_people(table3_variations.lines(records.sweep_records(run.parents[1]))),
     ):
