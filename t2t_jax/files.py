@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.errors import DamagedError, InputError, shown
 
 
 def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -23,12 +23,20 @@ def read_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
             ) from None
 
 
+def existing_file(field: str, path: str | Path, wanted: str = "") -> Path:
+    """The path of a file that must be there, which `field` names; `wanted` says what it must be."""
+    try:
+        full = Path(path).expanduser()
+        if full.is_file():
+            return full
+    except (OSError, RuntimeError) as error:  # a name that is too long; ~somebody who is nobody
+        raise InputError(f"{field}: {shown(str(path))}: {getattr(error, 'strerror', None) or error}") from None
+    raise InputError(f"{field}: no file {full}{wanted and '; ' + wanted}")
+
+
 def open_text(field: str, path: str | Path) -> BinaryIO:
     """The text file that `field` names, for `read_lines`."""
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise InputError(f"{field}: no file {path}; give a plain-text file with one sentence a line")
-    return path.open("rb")
+    return existing_file(field, path, "give a plain-text file with one sentence a line").open("rb")
 
 
 def read_text(field: str, path: str | Path) -> list[str]:

@@ -18,7 +18,7 @@ import ml_dtypes  # noqa: F401  (teaches NumPy the name bfloat16, which safetens
 import numpy as np
 
 from t2t_jax.errors import DamagedError, InputError, StopError, shown
-from t2t_jax.files import read_json
+from t2t_jax.files import existing_file, read_json
 from t2t_jax.interop.export import need
 from t2t_jax.interop.torch_names import State
 
@@ -33,20 +33,9 @@ Shape = tuple[int | None, ...]  # None: any number
 _T = TypeVar("_T")
 
 
-def existing(field: str, path: str | Path) -> Path:
-    """The path of a file that must be there."""
-    path = Path(path).expanduser()
-    try:
-        if path.is_file():
-            return path
-    except OSError as error:  # a name that is too long, a folder that may not be read
-        raise InputError(f"{field}: {shown(str(path))}: {error.strerror}") from None
-    raise InputError(f"{field}: no file {path}")
-
-
 def foreign_json(field: str, path: str | Path) -> dict[str, Any]:
     """The object in a JSON file."""
-    path = existing(field, path)
+    path = existing_file(field, path)
     size = path.stat().st_size
     if size > _MOST_JSON:
         raise InputError(f"{field}: {path} has {size:,} bytes; at most {_MOST_JSON:,} are read")

@@ -19,7 +19,7 @@ import numpy as np
 
 from t2t_jax.data.tokenizer import UNKNOWN, read_model
 from t2t_jax.errors import InputError, shown
-from t2t_jax.files import read_text
+from t2t_jax.files import existing_file, read_text
 from t2t_jax.interop.embeddings import from_tables
 from t2t_jax.interop.export import new_folder
 from t2t_jax.interop.foreign import (
@@ -28,7 +28,6 @@ from t2t_jax.interop.foreign import (
     MOST_LAYERS,
     MOST_POSITIONS,
     Fields,
-    existing,
     heads,
     plain_dict,
     read_state,
@@ -65,8 +64,8 @@ def from_fairseq(
 ) -> None:
     """Writes the run folder `run`; the model computes what fairseq's does."""
     with new_folder("run", run) as target:
-        path = existing("checkpoint", checkpoint)
-        spm = existing("sentencepiece", sentencepiece)
+        path = existing_file("checkpoint", checkpoint)
+        spm = existing_file("sentencepiece", sentencepiece)
         ids = _dictionary(dictionaries)
         vocabulary = in_our_order(
             read_model(spm, f"sentencepiece: {spm}"), ids, field=f"sentencepiece: {spm}", pad="<pad>", eos="</s>",
@@ -136,7 +135,7 @@ def _state(path: Path, saved: Any, config: TransformerConfig, learned: bool) -> 
 
 def _dictionary(paths: Sequence[str | Path]) -> dict[str, int]:
     """fairseq's id of each symbol; both languages must share one dictionary."""
-    read = [_symbols(existing("dictionary", path)) for path in paths]
+    read = [_symbols(existing_file("dictionary", path)) for path in paths]
     if any(symbols != read[0] for symbols in read):
         raise InputError(f"dictionary: {' and '.join(map(str, paths))} differ; our model has one vocabulary for both")
     return {symbol: index for index, symbol in enumerate(read[0])}

@@ -16,6 +16,7 @@ import numpy as np
 
 from t2t_jax.data.tokenizer import PAD, read_model
 from t2t_jax.errors import InputError, shown
+from t2t_jax.files import existing_file
 from t2t_jax.interop.embeddings import from_tables
 from t2t_jax.interop.export import new_folder
 from t2t_jax.interop.foreign import (
@@ -25,7 +26,6 @@ from t2t_jax.interop.foreign import (
     MOST_POSITIONS,
     MOST_SYMBOLS,
     Fields,
-    existing,
     foreign_json,
     heads,
     read_state,
@@ -45,8 +45,8 @@ _TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 
 def from_marian(folder: str | Path, run: str | Path) -> None:
     """Writes the run folder `run`; the model computes what `MarianMTModel` does."""
-    folder = Path(folder).expanduser()
     with new_folder("run", run) as target:
+        folder = existing_file("folder", Path(folder) / "config.json").parent
         theirs = Fields("config.json", foreign_json("folder", folder / "config.json"))
         languages = _languages(folder)
         max_length = theirs.integer("max_position_embeddings", 1, MOST_POSITIONS, default=1024)
@@ -92,9 +92,9 @@ def _state(folder: Path, config: TransformerConfig) -> State:
     """All parameters but the positions, which are ours too."""
     path = folder / "model.safetensors"
     if path.exists():
-        tensors = safetensors_tensors("folder", existing("folder", path))
+        tensors = safetensors_tensors("folder", existing_file("folder", path))
     else:
-        path = existing("folder", folder / "pytorch_model.bin")
+        path = existing_file("folder", folder / "pytorch_model.bin")
         tensors = torch_tensors(f"folder: {path}", read_torch_file("folder", path))
     tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "embed_positions" not in name}
     tables = {f"{name}.weight": (None, config.d_model) for name in _TABLES}
@@ -104,7 +104,7 @@ def _state(folder: Path, config: TransformerConfig) -> State:
 
 def _vocabulary(folder: Path) -> Vocabulary:
     """One SentencePiece model for both languages, and Marian's id of each piece."""
-    paths = [existing("folder", folder / f"{side}.spm") for side in ("source", "target")]
+    paths = [existing_file("folder", folder / f"{side}.spm") for side in ("source", "target")]
     source, target = (read_model(path, f"folder: {path}") for path in paths)
     if source != target:
         raise InputError("source.spm and target.spm differ; our model has one vocabulary for both languages")
