@@ -44,12 +44,16 @@ def choice(field: str, value: str, allowed: Iterable[str]) -> str:
     raise InputError(f"{field}: unknown value {value!r}; {hint}known: {', '.join(allowed)}")
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 160
+
+
 def shown(value: Any) -> str:
     """A value for a message: short and on one line, however long, deep or large the value is."""
     if isinstance(value, int) and abs(value) >> 64:
         return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, float, str)):
-        return reprlib.repr(value)
+        return _SHORT.repr(value)
     return f"a {type(value).__name__}"
 
 

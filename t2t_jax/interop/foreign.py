@@ -1,7 +1,7 @@
 """Reads another system's files: nothing in them is run, and every value is checked before it is used.
 
-What is wrong is one line that names the file or field. Shapes are checked before a tensor is read, so that a file can
-make no more memory be taken than it is long itself.
+What is wrong is one line that names the file or field. Shapes are checked before a tensor is read, so that the memory
+that is taken is bounded by the length of the file, whatever it says of itself.
 """
 
 import argparse
@@ -99,6 +99,7 @@ class Fields:
 
     def _refusal(self, name: str, wanted: str) -> InputError:
         value = self._values.get(name)
+        name = name if name.isprintable() and len(name) < 100 else shown(name)
         return InputError(f"{self._file}: {name} is {'absent' if value is None else shown(value)}; {wanted}")
 
 

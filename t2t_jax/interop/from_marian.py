@@ -126,8 +126,8 @@ def _tables(state: State, theirs: Fields, ids: np.ndarray) -> tuple[np.ndarray, 
     """Source, target and softmax embeddings in our order of ids, scaled as ours are."""
     for name in _TABLES:
         rows = len(state[f"{name}.weight"]) if f"{name}.weight" in state else np.inf
-        if rows <= max(ids):
-            raise InputError(f"folder: {name}.weight has {rows} rows, but vocab.json has ids up to {max(ids)}")
+        if rows <= ids.max():
+            raise InputError(f"folder: {name}.weight has {rows} rows, but vocab.json has ids up to {ids.max()}")
     shared = state.pop("shared.weight", None)
     source, target = (state.pop(f"{stack}.embed_tokens.weight", shared) for stack in ("encoder", "decoder"))
     softmax = state.pop("lm_head.weight", target)

@@ -207,6 +207,10 @@ VARIANTS = {
     "vocab: the same id for all": (vocab(deep), "vocab.json"),
     "vocab: one id twice": (vocab(lambda pieces: pieces | {"<0x41>": pieces["<0x42>"]}), "vocab.json"),
     "vocab: a further piece with an id there is": (vocab(lambda pieces: pieces | {"extra": 7}), "vocab.json"),
+    "vocab: a name of two lines": (vocab(lambda pieces: pieces | {"a\nb": "x"}), "vocab.json"),
+    "vocab: a name of a megabyte": (vocab(lambda pieces: pieces | {"a" * 10**6: "x"}), "vocab.json"),
+    "vocab: a name that is half a character": (vocab(lambda pieces: pieces | {"\ud800": 9999}), "a piece must be text"),
+    "vocab: a name that is empty": (vocab(lambda pieces: pieces | {"": 9999}), "a piece must be text"),
     **{
         f"vocab: id {value!r}": (vocab(lambda pieces, value=value: pieces | {"<0x41>": value}), "vocab.json")
         for value in (-1, -(10**30), 10**30, 2**63, 340, 10**6, "68", None, 1.5, True, [68], {"id": 68}, float("nan"))
