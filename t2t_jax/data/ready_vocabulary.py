@@ -57,6 +57,7 @@ def _alphabet(sentences: Iterable[str]) -> set[str]:
     counts = collections.Counter()
     for sentence in sentences:
         counts.update(sentence)
+    del counts["\0"]  # which SentencePiece has no piece for
     return {character for character, count in counts.items() if count >= _LEAST_OFTEN and not character.isspace()}
 
 

@@ -182,18 +182,19 @@ def test_empty_files_and_texts_are_refused(tmp_path):
         assert not usable_or_refused(tmp_path / "vocab.model", content)
 
 
-@pytest.mark.parametrize(
-    "codes", ["a b\na b\n", "▁ </w>\n", "a\0 b\n", f"{'x' * 10**5} y\n", "</w> </w>\n", "<unk> x\n"]
-)
-def test_odd_merges_make_a_usable_vocabulary_or_none(tmp_path, codes):
+@pytest.mark.parametrize("codes", ["▁ </w>\n", "</w> </w>\n", "a b\na b\n", "<unk> x\n", "a b</w>\n", "日 本\n"])
+def test_odd_merges_and_texts_make_a_usable_vocabulary(tmp_path, codes):
     (tmp_path / "codes").write_text(codes)
-    try:
-        model = ready_vocabulary(tmp_path / "codes", TEXTS * 9)
-    except InputError as error:
-        assert len(str(error).splitlines()) == 1
-    else:
-        (tmp_path / "vocab.model").write_bytes(model)
-        use(tmp_path / "vocab.model")
+    model = ready_vocabulary(tmp_path / "codes", TEXTS * 9)
+    (tmp_path / "vocab.model").write_bytes(model)
+    use(tmp_path / "vocab.model")
+
+
+@pytest.mark.parametrize("codes", ["a\0 b\n", f"{'x' * 10**5} y\n", "<pad> <unk>\n</s> </w>\n<0x 41>\n"])
+def test_merges_that_make_no_vocabulary_are_refused(tmp_path, codes):
+    (tmp_path / "codes").write_text(codes)
+    with pytest.raises(InputError, match="codes"):
+        ready_vocabulary(tmp_path / "codes", [])
 
 
 # --- Random damage -----------------------------------------------------------------------------------------
