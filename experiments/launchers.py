@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.kinds import TEXT, check_kinds
 from experiments.trial_process import POLL_SECONDS, TrialProcess, ending_with_parent, exit_code
 from experiments.trials import FAILED, RUNNING, WAITING, Board, Silence, Trial
 from t2t_jax.errors import InputError
@@ -146,7 +147,8 @@ class Slurm:
         if "time" not in options:
             raise InputError("--slurm: needs the time limit of a job in minutes, for example --slurm=time=60")
         self._pickles, self._numbers = folder / ".slurm", folder / "slurm.json"
-        self._jobs = read_json(self._numbers) if self._numbers.is_file() else {}
+        self._jobs = check_kinds(read_json(self._numbers) if self._numbers.is_file() else {}, {}, str(self._numbers))
+        check_kinds(self._jobs, dict.fromkeys(self._jobs, TEXT), str(self._numbers))
         self._submitit = submitit
         try:
             self._executor = submitit.SlurmExecutor(self._pickles, max_num_timeout=_REQUEUES)

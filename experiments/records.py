@@ -8,7 +8,6 @@ result.json; by them each trial is compared with the base trial of the same seed
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import paper
-from t2t_jax.errors import InputError, exit_code_of
+from experiments.kinds import LIST, NUMBER, OBJECT, TEXT, WHOLE, check_kinds, is_plain
+from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import read_json, read_text, write_json
@@ -30,6 +30,35 @@ OF_RECORD = ("row", "config", "train_steps_of_config", *OF_RESULT)
 OF_CONFIG = ("data.corpus", "data.source_language", "data.target_language", "data.vocab_size", "data.tokens_per_batch",
              "optimizer.learning_rate_factor", "optimizer.warmup_steps", "train.label_smoothing", "train.dtype",
              "decode.beam_size", "decode.alpha", "decode.max_extra_length")  # fmt: skip
+OF_MODEL = tuple(f"model.{name}" for name in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout"))
+
+# What the fields of a record are.
+_KINDS = {"row": TEXT, "config": OBJECT, "train_steps_of_config": WHOLE, "seed": WHOLE, "steps": WHOLE,
+          "averaged_steps": LIST, "dev": OBJECT, "test": OBJECT, "parameters": WHOLE, "training_seconds": NUMBER,
+          "target_tokens_per_second": NUMBER, "hardware": TEXT, "commit": TEXT, "date": TEXT, "jax": TEXT,
+          "training_flops": NUMBER, "against_base": OBJECT}  # fmt: skip
+_KINDS_OF_SCORES = {"paper_bleu": NUMBER, "paper_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT,
+                    "perplexity": NUMBER, "sentences": WHOLE}  # fmt: skip
+
+
+def _check_record(record: Record, where: str) -> Record:
+    """Returns the record if everything in it is of the kind that a table needs."""
+    check_kinds(record, _KINDS, where)
+    for split in ("dev", "test"):
+        check_kinds(record[split], _KINDS_OF_SCORES, f"{where}: {split}")
+    if "against_base" in record:
+        check_kinds(record["against_base"], {"p_value": NUMBER}, f"{where}: against_base", ["p_value"])
+    config = check_kinds(record["config"], {"data.vocab_size": WHOLE}, f"{where}: config", OF_MODEL + OF_CONFIG)
+    for field, value in config.items():
+        if not is_plain(value):
+            raise DamagedError(f"{where} is damaged: {field} of its config is {shown(value)}; it must be a plain value")
+    return record
+
+
+def need_scores(record: Record, split: str, fields: Iterable[str]) -> None:
+    """Refuses a record that lacks scores that a table shows."""
+    where = f"record: {record['row']}, seed {record['seed']}: {split}"
+    check_kinds(record[split], {}, where, fields)
 
 
 def record_of(run_folder: str | Path) -> Record:
@@ -39,15 +68,27 @@ def record_of(run_folder: str | Path) -> Record:
     floating-point operations of training are there where the run counted them.
     """
     run = RunFolder.open(run_folder)
-    result = read_json(run.result) if run.result.is_file() else {}
+    result = check_kinds(read_json(run.result) if run.result.is_file() else {}, {}, str(run.result))
     for field in OF_RESULT:
         if field not in result:
             raise InputError(f"run: no {field} in {run.result}; train it to its end, which writes it")
-    row, config = _row(run.path), run.config
+    row, config = _row(run.path), _config_of(run)
     full = paper.train_steps(row) if row in paper.TABLE_3 else config["train"]["train_steps"]
     counted = {"training_flops": result["training_flops"]} if "training_flops" in result else {}
     numbers = {field: result[field] for field in OF_RESULT} | counted
-    return {"row": row, "config": fields_of(config), "train_steps_of_config": full} | numbers
+    record = {"row": row, "config": fields_of(config), "train_steps_of_config": full} | numbers
+    return _check_record(record, str(run.path))
+
+
+def _config_of(run: RunFolder) -> dict[str, Any]:
+    """The config of a run, with the fields that a record has."""
+    where, fields = f"{run.path}/config.json", {}
+    for section, _, name in (field.partition(".") for field in (*OF_MODEL, *OF_CONFIG, "train.train_steps")):
+        fields.setdefault(section, []).append(name)
+    config = check_kinds(run.config, dict.fromkeys(fields, OBJECT), where, fields)
+    for section, names in fields.items():
+        check_kinds(config[section], {}, f"{where}: {section}", names)
+    return config
 
 
 def _row(path: Path) -> str:
@@ -95,18 +136,21 @@ def read_records(folder: str | Path) -> list[Record]:
 def read_record(path: str | Path) -> Record:
     """The record in a file."""
     try:
-        record = read_json(Path(path))
-    except (OSError, json.JSONDecodeError) as error:
-        raise InputError(f"record: {path} is no JSON file that can be read: {error}") from None
+        record = check_kinds(read_json(Path(path)), {}, f"record: {path}")
+    except OSError as error:
+        raise InputError(f"record: {path} is no JSON file that can be read: {error.strerror}") from None
     for field in OF_RECORD:
-        if not isinstance(record, dict) or field not in record:
+        if field not in record:
             raise InputError(f"record: no {field} in {path}; `experiments.records.record_of` makes records of runs")
-    return record
+    return _check_record(record, f"record: {path}")
 
 
 def write_records(folder: str | Path, records: Iterable[Record]) -> list[Path]:
     """One file a record, ROW_seed_N.json; a record of the same row and seed is replaced."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"folder: {folder} can't be made: {error.strerror}; choose another") from None
     paths = []
     for record in records:
         paths.append(Path(folder) / f"{record['row']}_seed_{record['seed']}.json")

@@ -109,7 +109,7 @@ def sweep(options: argparse.Namespace) -> int:
     """Runs what is missing, and returns the exit code."""
     trials = plan(options.configs, options.workdir, options.rows, options.seeds, options.set)
     # Those of most steps first, or one of them would still be running long after all others.
-    missing = sorted((trial for trial in trials if not trial.result), key=lambda trial: -trial.train_steps)
+    missing = sorted((trial for trial in trials if not trial.is_over), key=lambda trial: -trial.train_steps)
     if options.dry_run:
         print("".join(f"{shlex.join(trial.command)}\n" for trial in missing), end="")
         return 0
@@ -119,7 +119,7 @@ def sweep(options: argparse.Namespace) -> int:
         prepare(missing, stops)
         board = Board(trials)
         for trial in trials:
-            if trial.result:
+            if trial.is_over:
                 board.put(trial, *trial.outcome())
         launch(missing, board, stops)
     return report(board)

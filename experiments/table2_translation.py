@@ -23,7 +23,7 @@ from typing import Any
 
 from configs import base_ende, base_enfr, big_ende, big_enfr
 from experiments import paper
-from experiments.records import Record, fields_of, read_record, read_records, record_of
+from experiments.records import Record, fields_of, need_scores, read_record, read_records, record_of
 from experiments.tables import FORMATS, power_of_ten, print_notes, render
 from t2t_jax.errors import InputError, exit_code_of
 
@@ -53,7 +53,7 @@ def cost_of(record: Record, sustained: dict[str, float]) -> float | None:
 
 def devices_of(record: Record) -> tuple[int, str]:
     """How many devices of what kind a run had: '8 × NAME, Python 3.11.4'."""
-    found = re.fullmatch(r"(\d+) × (.*?)(, Python .*)?", record["hardware"])
+    found = re.fullmatch(r"(\d{1,9}) × (.*?)(, Python .*)?", record["hardware"])
     if not found:
         raise InputError(f"record: hardware of {record['row']} must be 'COUNT × NAME'; got {record['hardware']!r}")
     return int(found[1]), found[2]
@@ -81,6 +81,7 @@ def by_cell(records: Sequence[Record]) -> dict[Cell, Record]:
     places: dict[Cell, Record] = {}
     for record in records:
         cell = cell_of(record)
+        need_scores(record, "test", ("paper_bleu", "paper_signature", "sentences"))
         if cell in places:
             names = " and ".join(f"{r['row']} (seed {r['seed']})" for r in (places[cell], record))
             raise InputError(f"run: {names} are both {' '.join(cell)}; give one of them")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments import paper
-from experiments.records import Record, read_records, sweep_records
+from experiments.records import Record, need_scores, read_records, sweep_records
 from experiments.tables import FORMATS, print_notes, render
 from t2t_jax.errors import InputError, choice, exit_code_of
 
@@ -69,6 +69,7 @@ def check(records: Sequence[Record]) -> None:
     seen = set()
     for record in records:
         row, name = choice("row", record["row"], paper.TABLE_3), f"{record['row']}, seed {record['seed']}"
+        need_scores(record, "dev", ("sacrebleu", "signature", "perplexity", "sentences"))
         if (row, record["seed"]) in seen:
             raise InputError(f"records: {name} is there twice; remove one")
         seen.add((row, record["seed"]))
@@ -222,7 +223,10 @@ def draw(table: Sequence[Line], path: str) -> None:
     figure = Figure(figsize=(14, 7), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), SPREAD, strict=True):
         _scatter(axes, found, name)
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise InputError(f"--figure={path} can't be written: {error.strerror}") from None
 
 
 def _scatter(axes: Any, found: list[Line], name: str) -> None:

@@ -40,10 +40,10 @@ def power_of_ten(value: float | None, format: str) -> str:
     """3.3·10¹⁸, or 3.3e18 for programs; nothing for None."""
     if value is None:
         return ""
-    mantissa, exponent = f"{value:.1e}".split("e+")
-    return (
-        f"{mantissa}e{exponent}" if format == "csv" else f"{mantissa}·10" + "".join(_RAISED[int(d)] for d in exponent)
-    )
+    mantissa, is_large, exponent = f"{value:.1e}".partition("e+")
+    if not is_large or format == "csv":
+        return f"{mantissa}e{exponent}" if is_large else mantissa  # 1.0e-05 is all mantissa
+    return f"{mantissa}·10" + "".join(_RAISED[int(digit)] for digit in exponent)
 
 
 def in_latex(text: str) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.kinds import NUMBER, check_kinds, is_number
+from t2t_jax.errors import DamagedError, shown
 from t2t_jax.files import flat, hold, read_json
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
@@ -53,22 +55,32 @@ class Trial:
     @property
     def result(self) -> dict[str, Any] | None:
         """What it has achieved; None unless it has been trained for all of its steps."""
-        path = self.folder / "result.json"
-        result = read_json(path) if path.is_file() else {}
+        result = _object(self.folder / "result.json") if (self.folder / "result.json").is_file() else {}
         return result if result.get("steps") == self.train_steps else None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to train: it has a result, or one that is damaged, which is not overwritten."""
+        try:
+            return self.result is not None
+        except DamagedError:
+            return True
+
     def outcome(self) -> tuple[str, str]:
-        """State and scores of a trial that has a result; a result with other settings is none."""
-        problem = self._disagreement()
-        return (FAILED, problem) if problem else (FINISHED, self._scores())
+        """State and scores of a trial that is over; a damaged result, or one with other settings, is none."""
+        try:
+            problem = self._disagreement()
+            return (FAILED, problem) if problem else (FINISHED, self._scores())
+        except DamagedError as error:
+            return FAILED, f"{error}; with its folder removed it is trained again"
 
     def _disagreement(self) -> str | None:
         """Which setting it was not trained with, if there is one; of unfinished trials `main.py` says that."""
-        trained, asked = flat(read_json(self.folder / "config.json")), flat(self.settings)
+        trained, asked = flat(_object(self.folder / "config.json")), flat(self.settings)
         for field in trained.keys() & asked.keys():
             if trained[field] != asked[field]:
                 return (
-                    f"{field} is {asked[field]!r}, but {self.folder} is finished with {trained[field]!r}; "
+                    f"{field} is {asked[field]!r}, but {self.folder} is finished with {shown(trained[field])}; "
                     "give the same values with --set or choose another --workdir"
                 )
         return None
@@ -86,8 +98,7 @@ class Trial:
     def progress(self) -> str:
         """How far it is, from the lines that it logs."""
         lines = _tail(self.folder / "metrics.jsonl")
-        records = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-        trained = [record for record in records if "loss" in record]
+        trained = [record for record in map(_logged, lines) if record]
         if not trained:
             return ""
         last = trained[-1]
@@ -95,16 +106,16 @@ class Trial:
         return f"step {last['step']:,}/{self.train_steps:,}, loss {last['loss']:.3f}, {pace}"
 
     def _scores(self) -> str:
-        result = self.result
-        return "; ".join(
-            f"{split} perplexity {result[split]['perplexity']:.2f}, BLEU {result[split]['sacrebleu']:.1f}"
-            for split in ("dev", "test")
-            if split in result
-        )
+        shown_scores, kinds = [], {"perplexity": NUMBER, "sacrebleu": NUMBER}
+        for split in ("dev", "test"):
+            if split in self.result:
+                of = check_kinds(self.result[split], kinds, f"{self.folder}/result.json: {split}", kinds)
+                shown_scores.append(f"{split} perplexity {of['perplexity']:.2f}, BLEU {of['sacrebleu']:.1f}")
+        return "; ".join(shown_scores)
 
     def ended(self, code: int | None) -> tuple[str, str]:
         """State and explanation of one whose process is gone; without a code the process could not say."""
-        if self.result:
+        if self.is_over:
             return self.outcome()
         if code in _STOPPED:
             return INTERRUPTED, self.progress()
@@ -114,6 +125,24 @@ class Trial:
             return FAILED, "hung: nothing was written any more, so it was killed"
         how = f"killed by signal {code - 128}" if code > 128 else f"exit code {code}"
         return FAILED, f"{how}: {' '.join(_tail(self.folder / 'log.txt')[-1:])}"
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run."""
+    try:
+        return check_kinds(read_json(path), {}, str(path))
+    except OSError as error:
+        raise DamagedError(f"{path} can't be read: {error.strerror}") from None
+
+
+def _logged(line: str) -> dict[str, Any] | None:
+    """What a line of metrics.jsonl says of the training; None of other lines, and of half a line."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    needed = ("step", "loss", "target_tokens_per_second")
+    return record if isinstance(record, dict) and all(is_number(record.get(field)) for field in needed) else None
 
 
 def _tail(path: Path) -> list[str]:

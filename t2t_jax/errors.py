@@ -9,6 +9,7 @@ import errno
 import math
 import numbers
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -88,7 +89,7 @@ class Range:
         """Refuses a value of `field` that is not in the range."""
         if value not in self:
             finite = "finite, " if isinstance(value, float) and not math.isfinite(value) else ""
-            raise InputError(f"{field} must be {finite}{self}{hint and f' ({hint})'}; got {_short(value)}")
+            raise InputError(f"{field} must be {finite}{self}{hint and f' ({hint})'}; got {shown(value)}")
 
 
 def check_ranges(ranges: Mapping[str, Range], values: Any, prefix: str = "") -> None:
@@ -97,15 +98,21 @@ def check_ranges(ranges: Mapping[str, Range], values: Any, prefix: str = "") -> 
     for name, allowed in ranges.items():
         value = getattr(values, name)
         if not isinstance(value, numbers.Integral if types[name] is int else numbers.Real):
-            raise InputError(f"{prefix}{name} must be a {'whole ' * (types[name] is int)}number; got {value!r}")
+            raise InputError(f"{prefix}{name} must be a {'whole ' * (types[name] is int)}number; got {shown(value)}")
         allowed.check(prefix + name, value)
 
 
-def _short(value: Any) -> str:
-    """A number of thousands of digits, which Python refuses to print, by its size."""
-    if isinstance(value, int) and abs(value) >= 10**20:
-        return f"{'-' * (value < 0)}2**{value.bit_length() - 1} or more"
-    return str(value)
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 160
+
+
+def shown(value: Any) -> str:
+    """A value for a message: short and on one line, however long, deep or large the value is."""
+    if isinstance(value, int) and abs(value) >> 64:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return _SHORT.repr(value)
+    return f"a {type(value).__name__}"
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:

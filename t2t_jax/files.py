@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from t2t_jax.errors import DamagedError, InputError, storage_reason
+from t2t_jax.errors import DamagedError, InputError, shown, storage_reason
 
 _CHECKSUM = "checksum"  # the key under which a JSON object holds the SHA-256 of everything else in it
 
@@ -44,12 +44,20 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
             ) from None
 
 
+def existing_file(field: str, path: str | Path, wanted: str = "") -> Path:
+    """The path of a file that must be there, which `field` names; `wanted` says what it must be."""
+    try:
+        full = Path(path).expanduser()
+        if full.is_file():
+            return full
+    except (OSError, RuntimeError) as error:  # a name that is too long; ~somebody who is nobody
+        raise InputError(f"{field}: {shown(str(path))}: {getattr(error, 'strerror', None) or error}") from None
+    raise InputError(f"{field}: no file {full}{wanted and '; ' + wanted}")
+
+
 def open_text(field: str, path: str | Path) -> BinaryIO:
     """The text file that `field` names, for `read_lines`."""
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise InputError(f"{field}: no file {path}; give a plain-text file with one sentence a line")
-    return path.open("rb")
+    return existing_file(field, path, "give a plain-text file with one sentence a line").open("rb")
 
 
 def read_text(field: str, path: str | Path) -> list[str]:

@@ -8,10 +8,9 @@ import collections
 from collections.abc import Iterable
 from pathlib import Path
 
-import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
+from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN, check_special_pieces, load_pieces, read_model
 from t2t_jax.errors import InputError
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
@@ -26,26 +25,23 @@ def ready_vocabulary(path: Path, sentences: Iterable[str]) -> bytes:
     """
     if not path.is_file():
         raise InputError(f"data.vocabulary: no file {path}; give a SentencePiece model or subword-nmt's codes")
-    content = path.read_bytes()
+    content = read_model(path, f"data.vocabulary={path}")
     try:
         merges = _merges(content.decode("utf-8-sig"))
     except (UnicodeDecodeError, ValueError):
         return _checked(path, content)
-    return model_of_merges(merges, _alphabet(sentences))
+    return _checked(path, model_of_merges(merges, _alphabet(sentences)))
 
 
-def _checked(path: Path, content: bytes) -> bytes:
+def _checked(path: Path, model: bytes) -> bytes:
+    """The model, if text can be encoded with it."""
+    name = f"data.vocabulary={path}"
     try:
-        model = sentencepiece.SentencePieceProcessor(model_proto=content)
-    except RuntimeError:
-        raise InputError(f"data.vocabulary={path} is neither a SentencePiece model nor subword-nmt's codes") from None
-    ids = model.pad_id(), model.eos_id(), model.unk_id()
-    if ids != (PAD, EOS, UNKNOWN):
-        raise InputError(
-            f"data.vocabulary={path}: padding, EOS and unknown must be pieces {PAD}, {EOS} and {UNKNOWN}; "
-            f"got {ids}; train it with pad_id={PAD}, eos_id={EOS}, unk_id={UNKNOWN}, bos_id=-1"
-        )
-    return content
+        pieces = load_pieces(model, name)
+    except InputError as error:
+        raise InputError(f"{name} is neither a SentencePiece model nor subword-nmt's codes ({error})") from None
+    check_special_pieces(pieces, name)
+    return model
 
 
 def _merges(text: str) -> list[tuple[str, str]]:
@@ -61,6 +57,7 @@ def _alphabet(sentences: Iterable[str]) -> set[str]:
     counts = collections.Counter()
     for sentence in sentences:
         counts.update(sentence)
+    del counts["\0"]  # which SentencePiece has no piece for
     return {character for character, count in counts.items() if count >= _LEAST_OFTEN and not character.isspace()}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.corpora import one_line
 from t2t_jax.errors import InputError
@@ -18,6 +19,8 @@ from t2t_jax.files import single_line
 
 PAD, EOS, UNKNOWN = 0, 1, 2
 _LONGEST = 1024
+MOST_BYTES = 1 << 24  # of a model's file; a quarter of a million pieces take 5 million
+_LONGEST_REPLACEMENT = 1024  # bytes for one character; NFKC needs 33
 
 
 def longest_whole(max_length: int) -> int:
@@ -91,17 +94,62 @@ def _checked(number: int, text: str) -> str:
     return one_line(text)
 
 
+def read_model(path: Path, name: str) -> bytes:
+    """The contents of a vocabulary's file; `name` is what a message calls it."""
+    try:
+        size = path.stat().st_size
+        if size > MOST_BYTES:
+            raise InputError(f"{name} has {size:,} bytes; a vocabulary has at most {MOST_BYTES:,}")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{name} can't be read: {error.strerror}") from None
+
+
+def load_pieces(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
+    """The SentencePiece model with these contents; `name` is that of its file, for what is wrong with it."""
+    try:
+        pieces = sentencepiece.SentencePieceProcessor()
+        pieces.LoadFromSerializedProto(model)  # the constructor would take an empty one for none at all
+        for i in range(len(pieces)):  # a damaged one may have pieces that are no text
+            pieces.id_to_piece(i)
+        longest = _longest_replacement(sentencepiece_model_pb2.ModelProto.FromString(model))
+    except (RuntimeError, UnicodeDecodeError, MemoryError):
+        raise InputError(f"{name} is not a SentencePiece model, or is damaged; restore it from a copy") from None
+    if longest > _LONGEST_REPLACEMENT:
+        raise InputError(
+            f"{name} replaces a character by {longest:,} bytes; at most {_LONGEST_REPLACEMENT} are allowed, or a short "
+            "text could take any memory"
+        )
+    return pieces
+
+
+def _longest_replacement(model: sentencepiece_model_pb2.ModelProto) -> int:
+    """The bytes that at most take the place of a character, in normalisation or of what is unknown."""
+    maps = (model.normalizer_spec.precompiled_charsmap, model.denormalizer_spec.precompiled_charsmap)
+    # The size of a trie, the trie, and what it points to, each ended by a zero byte.
+    replacements = [found for blob in maps for found in blob[4 + int.from_bytes(blob[:4], "little") :].split(b"\0")]
+    return max(map(len, (*replacements, model.trainer_spec.unk_surface.encode())))
+
+
+def check_special_pieces(pieces: sentencepiece.SentencePieceProcessor, name: str) -> None:
+    """Refuses models whose padding, EOS and unknown are not the pieces 0, 1 and 2."""
+    ids = pieces.pad_id(), pieces.eos_id(), pieces.unk_id()
+    if ids != (PAD, EOS, UNKNOWN):
+        raise InputError(
+            f"{name}: padding, EOS and unknown must be pieces {PAD}, {EOS} and {UNKNOWN}; "
+            f"got {ids}; train it with pad_id={PAD}, eos_id={EOS}, unk_id={UNKNOWN}, bos_id=-1"
+        )
+
+
 class Tokenizer:
     """Text ⇄ ids. Encoded sentences end with EOS; decoding stops at it."""
 
     def __init__(self, path: Path):
         if not path.is_file():
             raise InputError(f"no vocabulary {path}; a run folder has vocab.model beside config.json")
-        self.model = path.read_bytes()  # the file's contents
-        try:
-            self._pieces = sentencepiece.SentencePieceProcessor(model_proto=self.model)
-        except RuntimeError:
-            raise InputError(f"{path} is not a SentencePiece model; copy the run's vocab.model back") from None
+        self.model = read_model(path, str(path))  # the file's contents
+        self._pieces = load_pieces(self.model, str(path))
+        check_special_pieces(self._pieces, str(path))
         self.checksum = hashlib.sha256(self.model).hexdigest()
 
     def __len__(self) -> int:

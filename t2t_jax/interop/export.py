@@ -4,11 +4,13 @@ import contextlib
 import importlib
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2t_jax.decoding.translator import TrainedModel, restore
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import InputError, InterruptedRun, choice, shown
 from t2t_jax.interop.to_ctranslate2 import write_ctranslate2
 from t2t_jax.interop.to_marian import write_marian
 from t2t_jax.interop.to_safetensors import write_safetensors
@@ -40,15 +42,54 @@ def need(package: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(field: str, path: str | Path) -> Iterator[Path]:
-    """A folder to fill that bears its name only once it is complete; refuses one that holds anything."""
-    path = Path(path).expanduser()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(f"{field}: {path} exists and is not an empty folder; choose a new one")
-    partial = path.with_name(path.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    """A folder to fill that bears its name only once it is complete; refuses one that holds anything.
+
+    It is filled under the name PATH.partial, which is removed if anything fails or SIGTERM comes, with the parents that
+    were made for it.
+    """
+    with _refusals(field, path):
+        folder = Path(path).expanduser().resolve()
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{field}: {path} exists and is not an empty folder; choose a new one")
+        partial = folder.with_name(folder.name + ".partial")
+        made = [parent for parent in partial.parents if not parent.exists()]
     try:
-        yield partial
-        os.replace(partial, path)
+        with _refusals(field, path):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        with _ended_by_sigterm(field, path):
+            yield partial
+        with _refusals(field, path):  # something may have taken its place meanwhile
+            os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):  # it is not empty, as it should be if nothing failed
+                parent.rmdir()
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm(field: str, path: str | Path) -> Iterator[None]:
+    """Makes of SIGTERM an exception, so that what was begun is removed; in other threads than the main one, nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_) -> None:
+        raise InterruptedRun(f"{field}: stopped by a signal, nothing is left of {path}; the same command begins again")
+
+    usual = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+@contextlib.contextmanager
+def _refusals(field: str, path: str | Path) -> Iterator[None]:
+    """Says in one line why the operating system does not let a folder be made."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, or a ~user that is nobody
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{field}: no folder {shown(str(path))} can be made: {reason}; choose another") from None

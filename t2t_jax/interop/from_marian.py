@@ -7,104 +7,127 @@ vector, no bias on the logits, as many layers, heads and inner units in one stac
 """
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from t2t_jax.data.tokenizer import PAD
-from t2t_jax.errors import InputError
-from t2t_jax.files import read_json
+from t2t_jax.data.tokenizer import PAD, read_model
+from t2t_jax.errors import InputError, shown
+from t2t_jax.files import existing_file
 from t2t_jax.interop.embeddings import from_tables
-from t2t_jax.interop.export import need
-from t2t_jax.interop.imported import existing, read_torch_file, run_command, write_run
+from t2t_jax.interop.export import new_folder
+from t2t_jax.interop.foreign import (
+    MOST_CHANNELS,
+    MOST_HEADS,
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    MOST_SYMBOLS,
+    Fields,
+    foreign_json,
+    heads,
+    read_state,
+    read_torch_file,
+    safetensors_tensors,
+    torch_tensors,
+)
+from t2t_jax.interop.imported import run_command, write_run
 from t2t_jax.interop.to_marian import sines_first
-from t2t_jax.interop.torch_names import State, from_torch, has_attention_bias, permute_channels, refuse_rest
+from t2t_jax.interop.torch_names import State, from_torch, has_attention_bias, permute_channels, torch_shapes
 from t2t_jax.interop.vocabulary import Vocabulary, in_our_order
 from t2t_jax.model.transformer import TransformerConfig
 
 LAYER_NORM_EPSILON = 1e-5  # PyTorch's; Marian's layers have no other
+_TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 
 
 def from_marian(folder: str | Path, run: str | Path) -> None:
     """Writes the run folder `run`; the model computes what `MarianMTModel` does."""
-    folder = Path(folder).expanduser()
-    theirs = read_json(existing("folder", folder / "config.json"))
-    _check(theirs)
-    vocabulary = _vocabulary(folder)
-    state = _state(folder)
-    order = np.argsort(sines_first(theirs["d_model"]))
-    state = permute_channels({name.removeprefix("model."): value for name, value in state.items()}, order)
-    embeddings = from_tables(*_tables(state, theirs, vocabulary.ids))
-    config = _config(theirs, len(vocabulary.ids), has_attention_bias(state), shared="embedding" in embeddings)
-    params = from_torch(state, config) | embeddings
-    refuse_rest({name: value for name, value in state.items() if "embed_positions" not in name and value.any()})
-    tokenizer = folder / "tokenizer_config.json"
-    tokenizer = read_json(tokenizer) if tokenizer.is_file() else {}
-    languages = (tokenizer.get("source_lang") or "source", tokenizer.get("target_lang") or "target")
-    max_length = theirs.get("max_position_embeddings", 1024)
-    write_run(run, config, params, vocabulary.model, origin="marian", max_length=max_length, languages=languages)
+    with new_folder("run", run) as target:
+        folder = existing_file("folder", Path(folder) / "config.json").parent
+        theirs = Fields("config.json", foreign_json("folder", folder / "config.json"))
+        languages = _languages(folder)
+        max_length = theirs.integer("max_position_embeddings", 1, MOST_POSITIONS, default=1024)
+        shape = _shape(theirs)
+        vocabulary = _vocabulary(folder)
+        config = TransformerConfig(vocab_size=len(vocabulary.ids), **shape)
+        state = permute_channels(_state(folder, config), np.argsort(sines_first(config.d_model)))
+        embeddings = from_tables(*_tables(state, theirs, vocabulary.ids))
+        config = dataclasses.replace(
+            config, attention_bias=has_attention_bias(state), share_embeddings="embedding" in embeddings
+        )
+        params = from_torch(state, config) | embeddings
+        write_run(target, config, params, vocabulary.model, origin="marian", max_length=max_length, languages=languages)
 
 
-def _check(theirs: dict[str, Any]) -> None:
-    wanted = {"model_type": "marian", "activation_function": "relu"}
-    for field, value in wanted.items():
-        if theirs.get(field) != value:
-            raise InputError(f"config.json: {field} is {theirs.get(field)!r}; our model has {value!r} only")
-    for field in ("layers", "attention_heads", "ffn_dim"):
-        encoder, decoder = (theirs[f"{stack}_{field}"] for stack in ("encoder", "decoder"))
-        if encoder != decoder:
-            raise InputError(f"config.json: encoder_{field}={encoder}, decoder_{field}={decoder}; ours must be equal")
+def _shape(theirs: Fields) -> dict[str, float]:
+    """The fields of our config; refuses what our model does not have."""
+    theirs.must_be("model_type", "marian")
+    theirs.must_be("activation_function", "relu")
+    layers = theirs.in_both("layers", lambda name: theirs.integer(name, 1, MOST_LAYERS))
+    num_heads = theirs.in_both("attention_heads", lambda name: theirs.integer(name, 1, MOST_HEADS))
+    d_ff = theirs.in_both("ffn_dim", lambda name: theirs.integer(name, 1, MOST_CHANNELS))
+    d_model = theirs.integer("d_model", 2, MOST_CHANNELS)
+    return {
+        "num_layers": layers,
+        "d_model": d_model,
+        "d_ff": d_ff,
+        **heads("config.json", d_model, num_heads),
+        "dropout": theirs.fraction("dropout", 0.1),
+        "attention_dropout": theirs.fraction("attention_dropout", 0.0),
+        "layer_norm_epsilon": LAYER_NORM_EPSILON,
+    }
 
 
-def _config(theirs: dict[str, Any], vocab_size: int, attention_bias: bool, shared: bool) -> TransformerConfig:
-    width = theirs["d_model"] // theirs["encoder_attention_heads"]
-    return TransformerConfig(
-        vocab_size=vocab_size,
-        num_layers=theirs["encoder_layers"],
-        d_model=theirs["d_model"],
-        d_ff=theirs["encoder_ffn_dim"],
-        num_heads=theirs["encoder_attention_heads"],
-        d_k=width,
-        d_v=width,
-        dropout=float(theirs.get("dropout", 0.1)),
-        attention_dropout=float(theirs.get("attention_dropout", 0.0)),
-        attention_bias=attention_bias,
-        share_embeddings=shared,
-        layer_norm_epsilon=LAYER_NORM_EPSILON,
-    )
+def _languages(folder: Path) -> tuple[str, str]:
+    """What tokenizer_config.json calls source and target language, if it is there."""
+    path = folder / "tokenizer_config.json"
+    theirs = Fields(path.name, foreign_json("folder", path) if path.exists() else {})
+    return theirs.text("source_lang", "source"), theirs.text("target_lang", "target")
 
 
-def _state(folder: Path) -> State:
-    """All parameters, float32."""
-    if (folder / "model.safetensors").is_file():
-        need("safetensors")
-        from safetensors.numpy import load_file
-
-        state = load_file(folder / "model.safetensors")
+def _state(folder: Path, config: TransformerConfig) -> State:
+    """All parameters but the positions, which are ours too."""
+    path = folder / "model.safetensors"
+    if path.exists():
+        tensors = safetensors_tensors("folder", existing_file("folder", path))
     else:
-        tensors = read_torch_file("folder", existing("folder", folder / "pytorch_model.bin"))
-        state = {name: tensor.float().numpy() for name, tensor in tensors.items()}
-    return {name: np.asarray(value, np.float32) for name, value in state.items()}
+        path = existing_file("folder", folder / "pytorch_model.bin")
+        tensors = torch_tensors(f"folder: {path}", read_torch_file("folder", path))
+    tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "embed_positions" not in name}
+    tables = {f"{name}.weight": (None, config.d_model) for name in _TABLES}
+    shapes = torch_shapes(config) | tables | {"final_logits_bias": (1, None)}
+    return read_state(f"folder: {path}", tensors, shapes, path.stat().st_size)
 
 
 def _vocabulary(folder: Path) -> Vocabulary:
     """One SentencePiece model for both languages, and Marian's id of each piece."""
-    source, target = (existing("folder", folder / f"{side}.spm").read_bytes() for side in ("source", "target"))
+    paths = [existing_file("folder", folder / f"{side}.spm") for side in ("source", "target")]
+    source, target = (read_model(path, f"folder: {path}") for path in paths)
     if source != target:
         raise InputError("source.spm and target.spm differ; our model has one vocabulary for both languages")
-    found = in_our_order(
-        source, read_json(existing("folder", folder / "vocab.json")), pad="<pad>", eos="</s>", unknown="<unk>"
-    )
+    ids = foreign_json("folder", folder / "vocab.json")
+    theirs, pieces = Fields("vocab.json", ids), {}
+    for piece in ids:
+        other = pieces.setdefault(theirs.integer(piece, 0, MOST_SYMBOLS), piece)
+        if other != piece:
+            raise InputError(
+                f"vocab.json: {shown(other)} and {shown(piece)} have one id, {ids[piece]}; each needs its own"
+            )
+    found = in_our_order(source, ids, field="source.spm", pad="<pad>", eos="</s>", unknown="<unk>")
     if -1 in found.ids:
         raise InputError(f"vocab.json lacks {np.sum(found.ids < 0)} pieces of source.spm; it must hold all of them")
     return found
 
 
-def _tables(state: State, theirs: dict[str, Any], ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _tables(state: State, theirs: Fields, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Source, target and softmax embeddings in our order of ids, scaled as ours are."""
+    for name in _TABLES:
+        rows = len(state[f"{name}.weight"]) if f"{name}.weight" in state else np.inf
+        if rows <= ids.max():
+            raise InputError(f"folder: {name}.weight has {rows} rows, but vocab.json has ids up to {ids.max()}")
     shared = state.pop("shared.weight", None)
     source, target = (state.pop(f"{stack}.embed_tokens.weight", shared) for stack in ("encoder", "decoder"))
     softmax = state.pop("lm_head.weight", target)
@@ -112,12 +135,12 @@ def _tables(state: State, theirs: dict[str, Any], ids: np.ndarray) -> tuple[np.n
         raise InputError("folder: no embedding among the parameters (model.shared or model.encoder.embed_tokens)")
     if np.any(state.pop("final_logits_bias", 0)):
         raise InputError("folder: final_logits_bias is not zero; our softmax has no bias")
-    start = theirs.get("decoder_start_token_id")
+    start = theirs.integer("decoder_start_token_id", 0, len(target) - 1)
     if start != ids[PAD] or target[start].any():
         raise InputError(
             f"config.json: decoder_start_token_id={start} must be <pad> ({ids[PAD]}) with a zero embedding; ours is"
         )
-    scale = 1.0 if theirs.get("scale_embedding") else theirs["d_model"] ** -0.5
+    scale = 1.0 if theirs.flag("scale_embedding") else source.shape[1] ** -0.5
     return scale * source[ids], scale * target[ids], softmax[ids]
 
 

@@ -48,8 +48,26 @@ def to_torch(params: Params, config: TransformerConfig) -> State:
     return {name: np.ascontiguousarray(value, np.float32) for name, value in state.items()}
 
 
+def torch_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    """The shape of each entry that `from_torch` takes."""
+    d, shapes = config.d_model, {}
+    inner = {"query": config.num_heads * config.d_k, "key": config.num_heads * config.d_k}
+    inner |= dict.fromkeys(("value", "output"), config.num_heads * config.d_v)
+    for name, theirs in _layers(config):
+        for _, prefix in _attentions(name, theirs):
+            for projection, linear in _PROJECTIONS.items():
+                rows, columns = (d, inner[projection]) if projection == "output" else (inner[projection], d)
+                shapes |= {f"{prefix}.{linear}.weight": (rows, columns), f"{prefix}.{linear}.bias": (rows,)}
+        shapes |= {f"{theirs}.fc1.weight": (config.d_ff, d), f"{theirs}.fc1.bias": (config.d_ff,)}
+        shapes |= {f"{theirs}.fc2.weight": (d, config.d_ff), f"{theirs}.fc2.bias": (d,)}
+        shapes |= {f"{theirs}.{norm}.{part}": (d,) for _, norm in _norms(name) for part in ("weight", "bias")}
+    return shapes | {
+        f"{stack}.layer_norm.{part}": (d,) for stack in _final_norms(config) for part in ("weight", "bias")
+    }
+
+
 def from_torch(state: State, config: TransformerConfig) -> Params:
-    """The layers of both stacks, taken out of `state`; what remains there belongs to no layer of ours."""
+    """The layers of both stacks, taken out of `state`, whose shapes are `torch_shapes(config)`."""
     params = {}
     for name, theirs in _layers(config):
         layer = params[name] = {"feed_forward": {}}
@@ -58,10 +76,9 @@ def from_torch(state: State, config: TransformerConfig) -> Params:
             for projection, linear in _PROJECTIONS.items():
                 shape = _kernel_shape(projection, config)
                 weight, bias = take(state, f"{prefix}.{linear}.weight"), take(state, f"{prefix}.{linear}.bias")
-                layer[attention][f"{projection}_kernel"] = _shaped(weight.T, shape, f"{prefix}.{linear}.weight")
+                layer[attention][f"{projection}_kernel"] = np.ascontiguousarray(weight.T).reshape(shape)
                 if config.attention_bias:
-                    shape = shape[_in_axes(projection) :]
-                    layer[attention][f"{projection}_bias"] = _shaped(bias, shape, f"{prefix}.{linear}.bias")
+                    layer[attention][f"{projection}_bias"] = bias.reshape(shape[_in_axes(projection) :])
         for dense, linear in _FEED_FORWARD.items():
             layer["feed_forward"][dense] = {
                 "kernel": take(state, f"{theirs}.{linear}.weight").T,
@@ -95,16 +112,10 @@ def permute_channels(state: State, order: np.ndarray) -> State:
 
 
 def take(state: State, name: str) -> np.ndarray:
-    """Removes and returns one entry as float32; refuses a checkpoint that lacks it."""
+    """Removes and returns one entry; refuses a checkpoint that lacks it."""
     if name not in state:
         raise InputError(f"checkpoint: no parameter {name}; it is not an encoder-decoder Transformer of this family")
-    return np.asarray(state.pop(name), np.float32)
-
-
-def refuse_rest(state: State) -> None:
-    """Refuses parameters that no part of our model stands for."""
-    if state:
-        raise InputError(f"checkpoint: our model has nothing for {', '.join(sorted(state)[:5])}")
+    return state.pop(name)
 
 
 def _layers(config: TransformerConfig) -> Iterator[tuple[str, str]]:
@@ -136,12 +147,6 @@ def _kernel_shape(projection: str, config: TransformerConfig) -> tuple[int, int,
     if projection == "output":
         return config.num_heads, config.d_v, config.d_model
     return config.d_model, config.num_heads, config.d_v if projection == "value" else config.d_k
-
-
-def _shaped(value: np.ndarray, shape: tuple[int, ...], name: str) -> np.ndarray:
-    if value.size != math.prod(shape):
-        raise InputError(f"checkpoint: {name} has {value.size} values, its config says {math.prod(shape)}")
-    return np.ascontiguousarray(value).reshape(shape)
 
 
 def _norm_to_torch(name: str, norm: Params) -> State:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
-from t2t_jax.errors import InputError
+from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN, load_pieces
+from t2t_jax.errors import InputError, shown
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 
@@ -18,17 +18,20 @@ class Vocabulary(NamedTuple):
     ids: np.ndarray
 
 
-def in_our_order(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown: str) -> Vocabulary:
+def in_our_order(
+    model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown: str, field: str = "vocabulary"
+) -> Vocabulary:
     """The pieces of `model` after our three; symbols that only the other system has follow, never cut from text.
 
     Control symbols that only the model has are left out. A piece that only the model has stays, so that longer
     pieces can still be merged from it, but is unused: text is cut into other pieces instead.
     """
+    load_pieces(model, field)
     proto = sentencepiece_model_pb2.ModelProto()
-    try:
-        proto.ParseFromString(model)
-    except Exception:  # whatever protobuf's implementation raises
-        raise InputError("vocabulary: not a SentencePiece model; give the .model or .spm file") from None
+    proto.ParseFromString(model)
+    for name in ids:
+        if not _is_symbol(name):
+            raise InputError(f"vocabulary: the dictionary has {shown(name)}; a piece must be text, and not empty")
     for name in (pad, eos, unknown):
         if name not in ids:
             raise InputError(f"vocabulary: the dictionary has no {name}; it must have {pad}, {eos} and {unknown}")
@@ -45,7 +48,17 @@ def in_our_order(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unkno
                 piece.type = _Piece.UNUSED
     extra = sorted(set(ids) - set(known) - set(special), key=ids.get)
     pieces += [_Piece(piece=name, score=0.0, type=_Piece.CONTROL) for name in extra]
-    return Vocabulary(_reordered(model, pieces), np.array([ids.get(piece.piece, -1) for piece in pieces]))
+    found = Vocabulary(_reordered(model, pieces), np.array([ids.get(piece.piece, -1) for piece in pieces]))
+    load_pieces(found.model, f"vocabulary: the pieces of {field} with those of the dictionary")
+    return found
+
+
+def _is_symbol(name: str) -> bool:
+    """Whether SentencePiece can have it as a piece: half of a surrogate pair, which JSON can hold, is no text."""
+    try:
+        return bool(name.encode()) and "\0" not in name
+    except UnicodeEncodeError:
+        return False
 
 
 def _reordered(model: bytes, pieces: list[_Piece]) -> bytes:

@@ -252,11 +252,46 @@ def test_the_command_compares_with_a_baseline(command, tmp_path):
         (("ref.de", "none.de"), "hypothesis: no file none.de"),
         (("ref.de", "ref.de", "--target_language=xx"), "target_language: Moses has no rules for 'xx'"),
         (("empty.de", "empty.de"), "the test set is empty"),
+        (("folder", "ref.de"), "reference: no file folder"),
+        (("ref.de", "loop"), "hypothesis: no file loop"),
+        (("ref.de", "latin.de"), "latin.de, line 2: not valid UTF-8 (byte 0xe4)"),
+        (("ref.de", "utf16.de"), "utf16.de, line 1: not valid UTF-8"),
+        (("x" * 5000, "ref.de"), "reference: 'xxx"),
+        (("ref.de", "ref.de", "--baseline=~nobody_at_all/x"), "baseline: '~nobody_at_all/x'"),
+        (("ref.de", "ref.de", "--baseline=empty.de"), "baseline: 0 translations but 7 references"),
     ],
 )
 def test_mistakes_are_one_line(command, tmp_path, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     for name, lines in {"ref.de": GERMAN, "short.de": GERMAN[:6], "empty.de": []}.items():
         write(tmp_path / name, lines)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "latin.de").write_bytes("eins\nz\xe4hlen\n".encode("latin-1"))
+    (tmp_path / "utf16.de").write_bytes("eins\n".encode("utf-16"))
     code, output, errors = command(*arguments)
     assert code == 2 and not output and len(errors.splitlines()) == 1 and said in errors
+
+
+ODD = [
+    "",
+    " ",
+    "\0",
+    "\u2028\x0b\x85",
+    "\ufeff",
+    "(" * 3000,
+    "a-" * 3000,
+    "&" * 3000,
+    "." * 3000,
+    "1," * 3000,
+    "日" * 3000,
+]
+
+
+def test_lines_of_any_kind_have_scores(command, tmp_path):
+    """Lines are those that end with a newline, whatever else is in them."""
+    files = write(tmp_path / "ref.de", ODD), write(tmp_path / "hyp.de", [*ODD[1:], "x"])
+    code, output, errors = command(*files, "--target_language=de", "--json", f"--baseline={files[0]}")
+    scores = json.loads(output)
+    assert code == 0 and not errors and scores["sentences"] == len(ODD)
+    assert all(0 <= scores[name] <= 100 for name in ("paper_bleu", "tokenized_bleu", "sacrebleu", "chrf"))

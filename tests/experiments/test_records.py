@@ -3,7 +3,7 @@ import pytest
 from configs import base_ende
 from configs.table3 import a_h4
 from experiments.records import main, read_records, record_of, significance_against, sweep_records, write_records
-from t2t_jax.errors import InputError
+from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.evaluation.significance import paired_bootstrap
 from tests.experiments.runs import record, run_folder
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_a_record_is_refused_by_name(tmp_path):
     with pytest.raises(InputError, match=r"record: no dev in .*base_seed_0\.json"):
         read_records(tmp_path / "records")
     (tmp_path / "records/base_seed_0.json").write_text("{")
-    with pytest.raises(InputError, match="no JSON file that can be read"):
+    with pytest.raises(DamagedError, match="base_seed_0.json is damaged: not JSON"):
         read_records(tmp_path / "records")
 
 

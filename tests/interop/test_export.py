@@ -1,7 +1,10 @@
 """What all formats share, and the plainest of them: our own parameters as safetensors."""
 
 import json
+import os
+import signal
 import sys
+import time
 
 import jax
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 
 import main
 from t2t_jax.decoding.translator import restore
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.interop.export import export_run, new_folder
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from tests.interop import models
@@ -100,3 +103,80 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
 def test_an_imported_run_has_no_test_set_of_its_own_and_says_so(run, capsys):
     code = main.main(["main.py", "--mode=evaluate", f"--workdir={run}"])
     assert code == 2 and "data.train is empty" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("file", "exists and is not an empty folder"),
+        ("full", "exists and is not an empty folder"),
+        ("to_file", "exists and is not an empty folder"),
+        ("file/out", "Not a directory"),
+        ("file/deep/er", "Not a directory"),
+        ("loop", "loop"),
+        ("loop/out", "loop"),
+        ("x" * 300, "File name too long"),
+        ("taken", "File exists"),
+        ("/proc/out", "No such file"),
+        ("~nobody_at_all/out", "home directory"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused_before_the_model_is_loaded(tmp_path, capsys, monkeypatch, output, said):
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("kept")
+    (tmp_path / "to_file").symlink_to("file")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "taken.partial").write_text("kept")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("t2t_jax.interop.export.restore", lambda *_: pytest.fail("the model was loaded"))
+    code, out, errors = command(capsys, "--workdir=no_run", "--format=safetensors", f"--output={output}")
+    assert code == 2 and out == "" and errors.splitlines()[-1].startswith("error: output: ") and said in errors
+    assert "Traceback" not in errors and sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_a_folder_that_fails_leaves_nothing_behind_and_no_parents(tmp_path, error):
+    with pytest.raises(error), new_folder("output", tmp_path / "new/deep/out") as folder:
+        (folder / "file").write_text("half")
+        raise error
+    assert not list(tmp_path.iterdir())
+    with new_folder("output", tmp_path / "new/deep/out"):
+        pass
+    assert (tmp_path / "new/deep/out").is_dir() and not list(tmp_path.rglob("*.partial"))
+
+
+def test_sigterm_leaves_nothing_behind(tmp_path):
+    usual = signal.getsignal(signal.SIGTERM)
+    with (
+        pytest.raises(InterruptedRun, match="nothing is left of"),
+        new_folder("output", tmp_path / "new/out") as folder,
+    ):
+        (folder / "file").write_text("half")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) == usual
+
+
+def test_what_appears_meanwhile_is_left_alone(tmp_path):
+    for name, make in (
+        ("file", lambda path: path.write_text("kept")),
+        ("full", lambda path: (path / "a").mkdir(parents=True)),
+    ):
+        with pytest.raises(InputError, match=f"output: no folder .*{name}' can be made"), \
+                new_folder("output", tmp_path / name) as folder:  # fmt: skip
+            (folder / "mine").write_text("")
+            make(tmp_path / name)
+        assert not list(tmp_path.glob("*.partial"))
+    assert (tmp_path / "file").read_text() == "kept" and (tmp_path / "full/a").is_dir()
+
+
+def test_the_folder_that_we_are_in_or_that_a_link_names_can_be_filled(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    monkeypatch.chdir(tmp_path / "here")
+    for path in (".", tmp_path / "link"):
+        with new_folder("output", path) as folder:
+            (folder / "file").write_text("whole")
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("file")} == {"here/file", "there/file"}

@@ -9,8 +9,8 @@ import sentencepiece
 import t2t_jax
 from t2t_jax.decoding.translator import restore
 from t2t_jax.errors import InputError
+from t2t_jax.interop.foreign import read_torch_file
 from t2t_jax.interop.from_fairseq import from_fairseq, main
-from t2t_jax.interop.imported import read_torch_file
 from tests.data import toy_corpus
 from tests.interop import models
 
@@ -143,7 +143,7 @@ def test_text_is_cut_as_the_given_model_cuts_it(tmp_path, parts):
         ({"decoder_layers": 3}, "encoder_layers=2, decoder_layers=3"),
         (
             {"encoder_ffn_embed_dim": 24, "decoder_ffn_embed_dim": 24},
-            "feed_forward/hidden/bias is .20,., its config and vocabulary say .24,.",
+            "layers.0.fc1.weight is .20, 16., its config says .24, 16.",
         ),
         ({"encoder_layers": 1, "decoder_layers": 1}, "our model has nothing for decoder.layers.1"),
     ],

@@ -155,8 +155,12 @@ def test_parameters_that_do_not_fit_are_refused_by_name(folder, tmp_path):
         ("final_logits_bias", np.ones((1, 340), np.float32), "final_logits_bias is not zero"),
         ("model.encoder.adapter.weight", np.ones(3, np.float32), "our model has nothing for encoder.adapter.weight"),
         ("model.encoder.layers.0.fc1.weight", None, "no parameter encoder.layers.0.fc1.weight"),
-        ("model.encoder.layers.0.fc1.bias", np.ones(3, np.float32), "hidden/bias is .3,., its config"),
-        ("model.decoder.layers.0.self_attn.q_proj.bias", np.ones(3, np.float32), "q_proj.bias has 3 values"),
+        ("model.encoder.layers.0.fc1.bias", np.ones(3, np.float32), "fc1.bias is .3,., its config says .20,."),
+        (
+            "model.decoder.layers.0.self_attn.q_proj.bias",
+            np.ones(3, np.float32),
+            "q_proj.bias is .3,., its config says",
+        ),
     ]:
         changed = {key: x for key, x in (state | {name: value}).items() if x is not None}
         save_file(changed, folder / "model.safetensors")

@@ -1,0 +1,253 @@
+"""Reads another system's files: nothing in them is run, and every value is checked before it is used.
+
+What is wrong is one line that names the file or field. Shapes are checked before a tensor is read, so that the memory
+that is taken is bounded by the length of the file, whatever it says of itself.
+"""
+
+import argparse
+import math
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import ml_dtypes  # noqa: F401  (teaches NumPy the name bfloat16, which safetensors asks it for)
+import numpy as np
+
+from t2t_jax.errors import DamagedError, InputError, StopError, shown
+from t2t_jax.files import existing_file, read_json
+from t2t_jax.interop.export import need
+from t2t_jax.interop.torch_names import State
+
+_MOST_JSON = 1 << 24  # bytes; parsed, JSON takes some 20 times as much memory
+_ZIP = b"PK\x03\x04"  # how torch.save's files begin
+_FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
+
+# Sizes that no model comes near.
+MOST_LAYERS, MOST_HEADS, MOST_CHANNELS, MOST_POSITIONS, MOST_SYMBOLS = 1000, 1 << 12, 1 << 20, 1 << 16, 1 << 24
+
+Shape = tuple[int | None, ...]  # None: any number
+_T = TypeVar("_T")
+
+
+def foreign_json(field: str, path: str | Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    path = existing_file(field, path)
+    size = path.stat().st_size
+    if size > _MOST_JSON:
+        raise InputError(f"{field}: {path} has {size:,} bytes; at most {_MOST_JSON:,} are read")
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise InputError(f"{field}: {path} holds {shown(value)}; it must hold one JSON object, {{…}}")
+    return value
+
+
+class Fields:
+    """The fields of another system's configuration, each checked as it is taken; null is the same as absent."""
+
+    def __init__(self, file: str, values: Mapping[str, Any]):
+        self._file, self._values = file, values
+
+    def integer(self, name: str, least: int, most: int, default: int | None = None) -> int:
+        """A whole number from `least` to `most`; required without a default."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._refusal(name, f"it must be a whole number from {least} to {most}")
+        return value
+
+    def fraction(self, name: str, default: float) -> float:
+        """A number that is at least 0 and below 1."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+            raise self._refusal(name, "it must be a number from 0 to below 1")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """True or false; false where it is absent."""
+        value = self._value(name, False)
+        if not isinstance(value, bool):
+            raise self._refusal(name, "it must be true or false")
+        return value
+
+    def text(self, name: str, default: str) -> str:
+        """A word; the default where it is absent or empty."""
+        value = self._value(name, default)
+        if not isinstance(value, str) or not value.isprintable():
+            raise self._refusal(name, "it must be a word")
+        return value or default
+
+    def must_be(self, name: str, wanted: Any, default: Any = None) -> None:
+        """Refuses every value but one, the only one that our model has."""
+        value = self._values.get(name, default)
+        is_plain = value is None or isinstance(value, (bool, int, float, str))
+        if not is_plain or value != wanted:
+            raise InputError(f"{self._file}: {name} is {shown(value)}; our model has {wanted!r} only")
+
+    def in_both(self, field: str, take: Callable[[str], _T]) -> _T:
+        """What `take` gives for a field of the encoder and of the decoder, which must be the same."""
+        encoder, decoder = (take(f"{stack}_{field}") for stack in ("encoder", "decoder"))
+        if encoder != decoder:
+            raise InputError(f"{self._file}: encoder_{field}={encoder}, decoder_{field}={decoder}; ours must be equal")
+        return encoder
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def _refusal(self, name: str, wanted: str) -> InputError:
+        value = self._values.get(name)
+        name = name if name.isprintable() and len(name) < 100 else shown(name)
+        return InputError(f"{self._file}: {name} is {'absent' if value is None else shown(value)}; {wanted}")
+
+
+def heads(file: str, d_model: int, num_heads: int) -> dict[str, int]:
+    """Our fields of the attention heads, which share the channels evenly."""
+    if d_model % num_heads:
+        raise InputError(f"{file}: {num_heads} attention heads do not share d_model={d_model} channels evenly")
+    return {"num_heads": num_heads, "d_k": d_model // num_heads, "d_v": d_model // num_heads}
+
+
+# --- Tensors -----------------------------------------------------------------------------------------------
+
+
+class Tensor(NamedTuple):
+    """A tensor that is in a file but not yet read."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
+
+def read_torch_file(field: str, path: Path) -> Any:
+    """What `torch.save` wrote: tensors, plain values and `argparse.Namespace`. Nothing else is ever constructed.
+
+    Tensors are read when they are used. A file that holds more than its own length, as compressed ones do, is refused.
+    """
+    need("torch")
+    import torch
+
+    try:
+        with path.open("rb") as file:
+            is_zip = file.read(len(_ZIP)) == _ZIP
+        if is_zip:
+            _check_zip(field, path)
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except StopError:
+        raise
+    except pickle.UnpicklingError as error:
+        name = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise InputError(
+            f"{field}: {path} holds {name[1] if name else 'something'}, neither a tensor nor a plain value nor an "
+            "argparse.Namespace; nothing in it was run. Save it again with less in it"
+        ) from None
+    except Exception as error:  # an unpickler of broken files raises whatever their contents lead to
+        raise InputError(f"{field}: {path} can't be read as a PyTorch file ({type(error).__name__})") from None
+
+
+def _check_zip(field: str, path: Path) -> None:
+    """Refuses a zip file whose members are compressed, longer together than the file, or unlike their checksums."""
+    with zipfile.ZipFile(path) as file:
+        members, size = file.infolist(), path.stat().st_size
+        total = sum(member.file_size for member in members)
+        if total > size or any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise InputError(f"{field}: {path} is compressed: {total:,} bytes in {size:,}; torch.save never does that")
+        damaged = file.testzip()
+    if damaged:
+        raise DamagedError(f"{field}: {path} is damaged: {shown(damaged)} in it does not match its checksum")
+
+
+def plain_dict(value: Any) -> dict[str, Any]:
+    """The entries of an unpickled dict or Namespace whose keys are strings; of anything else, none."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    # Not value.items(): an unpickled OrderedDict may have an attribute of that name.
+    entries = dict.items(value) if isinstance(value, dict) else ()
+    return {name: x for name, x in entries if isinstance(name, str)}
+
+
+def torch_tensors(field: str, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """The tensors of a state dict that `read_torch_file` returned, but for those whose names end as in `skipped`."""
+    if not isinstance(state, dict):
+        raise InputError(f"{field}: {shown(state)} in place of the parameters by their names")
+    named = {_name(field, name): value for name, value in dict.items(state)}
+    return {name: _torch_tensor(field, name, x) for name, x in named.items() if not name.endswith(skipped)}
+
+
+def _torch_tensor(field: str, name: str, value: Any) -> Tensor:
+    import torch
+
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        raise InputError(f"{field}: {name} is {shown(value)}; it must be a tensor")
+    floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    is_plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+    if not is_plain or value.dtype not in floats:
+        raise InputError(
+            f"{field}: {name} is {_kind(value)}; parameters must be dense tensors of floats: convert it before saving"
+        )
+    return Tensor(tuple(value.shape), lambda: value.detach().float().numpy())
+
+
+def _kind(tensor: Any) -> str:
+    return f"a tensor of {tensor.dtype}, {tensor.layout}, on {tensor.device.type}".replace("torch.", "")
+
+
+def safetensors_tensors(field: str, path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file."""
+    need("safetensors")
+    import safetensors
+
+    try:
+        file = safetensors.safe_open(path, framework="numpy")
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+        kinds = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
+    except Exception as error:  # its own error, or the operating system's, or Unicode's
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{field}: {path} can't be read as safetensors: {reason}") from None
+    for name, (_, dtype) in kinds.items():
+        if dtype not in _FLOATS:
+            raise InputError(f"{field}: {_name(field, name)} is a tensor of {dtype}; parameters must be floats")
+    return {name: Tensor(shape, lambda name=name: file.get_tensor(name)) for name, (shape, _) in kinds.items()}
+
+
+def _name(field: str, name: Any) -> str:
+    if not isinstance(name, str) or not name.isprintable() or len(name) > 200:
+        raise InputError(f"{field}: {shown(name)} is no name of a parameter")
+    return name
+
+
+def read_state(field: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape], size: int) -> State:
+    """All tensors of a file of `size` bytes as float32, once every name and shape is one of `shapes`.
+
+    Refuses infinity and NaN.
+    """
+    unknown = sorted(tensors.keys() - shapes.keys())
+    if unknown:
+        raise InputError(f"{field}: our model has nothing for {', '.join(unknown[:5])}")
+    for name, tensor in tensors.items():
+        if not _fits(tensor.shape, shapes[name]):
+            wanted = str(shapes[name]).replace("None", "any")
+            raise InputError(f"{field}: {name} is {tensor.shape}, its config says {wanted}")
+    # Of a file in half precision, with one embedding for source, target and softmax, six times its length is read.
+    values = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    if 4 * values > 8 * size:
+        raise InputError(f"{field} says that it has {values:,} values, but is only {size:,} bytes long")
+    return {name: _read(field, name, tensor) for name, tensor in tensors.items()}
+
+
+def _fits(shape: tuple[int, ...], wanted: Shape) -> bool:
+    return len(shape) == len(wanted) and all(b in (None, a) for a, b in zip(shape, wanted, strict=True))
+
+
+def _read(field: str, name: str, tensor: Tensor) -> np.ndarray:
+    try:
+        with np.errstate(over="ignore"):
+            value = np.asarray(tensor.read(), np.float32)
+    except (RuntimeError, OSError, MemoryError) as error:
+        raise InputError(f"{field}: {name} can't be read ({type(error).__name__})") from None
+    if not np.isfinite(value).all():
+        raise DamagedError(f"{field}: {name} holds infinity or NaN; parameters must be finite in float32")
+    return value
