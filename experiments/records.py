@@ -19,7 +19,7 @@ from experiments.kinds import LIST, NUMBER, OBJECT, TEXT, WHOLE, check_kinds, is
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs
 from t2t_jax.evaluation.significance import paired_bootstrap
-from t2t_jax.files import read_json, read_text, write_json
+from t2t_jax.files import read_json, read_object, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder
 
 Record = dict[str, Any]
@@ -68,7 +68,7 @@ def record_of(run_folder: str | Path) -> Record:
     floating-point operations of training are there where the run counted them.
     """
     run = RunFolder.open(run_folder)
-    result = check_kinds(read_json(run.result) if run.result.is_file() else {}, {}, str(run.result))
+    result = read_object(run.result) if run.result.is_file() else {}
     for field in OF_RESULT:
         if field not in result:
             raise InputError(f"run: no {field} in {run.result}; train it to its end, which writes it")
@@ -117,7 +117,7 @@ def sweep_records(workdir: str | Path) -> list[Record]:
 def significance_against(base_run: str | Path, run: str | Path) -> dict[str, Any]:
     """How far `run` is ahead of `base_run` on their dev set, in sacreBLEU: the paired bootstrap's `Comparison`."""
     (baseline, references), (hypotheses, same) = (
-        [read_text("run", Path(folder) / f"dev.{side}.txt") for side in ("hypotheses", "reference")]
+        [_text_of(Path(folder), f"dev.{side}.txt") for side in ("hypotheses", "reference")]
         for folder in (base_run, run)
     )
     if references != same:
@@ -126,6 +126,15 @@ def significance_against(base_run: str | Path, run: str | Path) -> dict[str, Any
     check_pairs(hypotheses, references, str(run))
     found = paired_bootstrap(hypotheses, baseline, references)
     return found._asdict() | {"interval": list(found.interval)}  # as JSON has it
+
+
+def _text_of(run: Path, name: str) -> list[str]:
+    """A text that a run wrote, against the checksum in its result."""
+    lines = read_text("run", run / name)
+    sums = read_object(run / "result.json").get("sha256", {})  # earlier versions wrote none
+    if name in sums and sums[name] != sha256(run / name):
+        raise DamagedError(f"{run / name} does not match its checksum in result.json; restore it")
+    return lines
 
 
 def read_records(folder: str | Path) -> list[Record]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments.kinds import NUMBER, check_kinds, is_number
 from t2t_jax.errors import DamagedError, shown
-from t2t_jax.files import flat, hold, read_json
+from t2t_jax.files import flat, hold, read_object
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 
@@ -130,7 +130,7 @@ class Trial:
 def _object(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a run."""
     try:
-        return check_kinds(read_json(path), {}, str(path))
+        return read_object(path)
     except OSError as error:
         raise DamagedError(f"{path} can't be read: {error.strerror}") from None
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from configs import base_ende
 from experiments.records import fields_of
-from t2t_jax.files import write_json
+from t2t_jax.files import write_object
 
 RESULT = {
     "dev": {"sacrebleu": 21.5, "signature": "nrefs:1|tok:13a", "perplexity": 6.25, "sentences": 3},
@@ -35,8 +35,8 @@ def result(**changes):
 def run_folder(path: Path, config=None, hypotheses=(), references=(), **changes) -> Path:
     """A finished run in `path`, of the base model unless another config is given."""
     path.mkdir(parents=True)
-    write_json(path / "config.json", (config or base_ende.get_config()).to_dict())
-    write_json(path / "result.json", result(**changes))
+    write_object(path / "config.json", (config or base_ende.get_config()).to_dict())
+    write_object(path / "result.json", result(**changes))
     for side, lines in (("hypotheses", hypotheses), ("reference", references)):
         (path / f"dev.{side}.txt").write_text("".join(f"{line}\n" for line in lines))
     return path

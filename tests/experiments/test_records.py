@@ -5,7 +5,8 @@ from configs.table3 import a_h4
 from experiments.records import main, read_records, record_of, significance_against, sweep_records, write_records
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.evaluation.significance import paired_bootstrap
-from tests.experiments.runs import record, run_folder
+from t2t_jax.files import sha256, write_object
+from tests.experiments.runs import record, result, run_folder
 
 REFERENCES = ["the house stands by the river", "nobody knows who built it", "it has been there for a long time"] * 5
 WORSE = ["the house is by the river", "nobody knows who has it", "it was there for a long time"] * 5
@@ -51,6 +52,16 @@ def test_significance_is_the_paired_bootstrap_of_the_two_runs(tmp_path):
     assert found == compared(REFERENCES, WORSE)
     assert found["difference"] > 0 and found["score"] == pytest.approx(100)
     assert significance_against(row, base)["difference"] == -found["difference"]
+
+
+def test_a_translation_that_is_not_the_one_that_was_scored_is_refused(tmp_path):
+    base, run = (run_folder(tmp_path / name, hypotheses=["a b"], references=["a b"]) for name in ("base", "run"))
+    path = run / "dev.hypotheses.txt"
+    write_object(run / "result.json", result(sha256={path.name: sha256(path)}))
+    significance_against(base, run)
+    path.write_text("a c\n")
+    with pytest.raises(DamagedError, match="dev.hypotheses.txt does not match its checksum in result.json"):
+        significance_against(base, run)
 
 
 def test_a_sweep_compares_each_trial_with_the_base_of_its_seed_and_leaves_out_the_unfinished(tmp_path):
