@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import os
 import select
@@ -140,4 +141,4 @@ def test_lines_are_numbered_through_all_windows(monkeypatch):
 
     stream.translate_stream(Numbered(), io.BytesIO(b"a\n" * 7), io.StringIO(), output_format="text")
     assert numbers[0][0] == 1 and sum(count for _, count in numbers) == 7
-    assert all(later == first + count for (first, count), (later, _) in zip(numbers, numbers[1:], strict=False))
+    assert all(later == first + count for (first, count), (later, _) in itertools.pairwise(numbers))
