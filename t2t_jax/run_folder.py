@@ -15,7 +15,7 @@ from typing import Any
 import tensorboardX
 from absl import logging
 
-from t2t_jax.errors import DamagedError, InputError, StopError, storage_reason
+from t2t_jax.errors import DamagedError, InputError, StopError, shown, storage_reason
 from t2t_jax.files import flat, hold, read_object, write_bytes, write_lines, write_object
 
 # What may change between the parts of a run that was stopped and resumed: nothing that moves the weights. Where
@@ -150,12 +150,14 @@ class RunFolder:
         config = read_object(self._config)
         for field, kind in _NEEDED.items():
             section, name = field.split(".")
-            fields = config.get(section)
-            value = fields.get(name) if isinstance(fields, dict) else None
+            if not isinstance(config.get(section), dict):
+                raise DamagedError(f"{self._config} is damaged: it has no {section}; restore it")
+            if name not in config[section]:
+                raise DamagedError(f"{self._config} is damaged: its {section} has no {name}; restore it")
+            value = config[section][name]
             if not isinstance(value, kind) or isinstance(value, bool):
-                raise DamagedError(
-                    f"{self._config} is damaged: {field} is {value!r}, not a {kind.__name__}; restore it"
-                )
+                what = {str: "text", int: "a whole number"}.get(kind, "a number")
+                raise DamagedError(f"{self._config} is damaged: {field} is {shown(value)}, not {what}; restore it")
         return config
 
     def decode_options(self, **given: Any) -> dict[str, Any]:

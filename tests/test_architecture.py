@@ -24,7 +24,7 @@ LEVELS = {
     "t2t_jax.interop": 3,
     "t2t_jax.training": 4,
     "configs": 5,
-    "benchmarks": 6,
+    "benchmarks": 8,
     "main": 6,
     "experiments": 7,
 }
