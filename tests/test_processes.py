@@ -64,16 +64,20 @@ def test_two_processes_equal_one_device(tmp_path):
 def take_part(directory, *join):
     """What each of the two processes does in the test above."""
     coordinator, num_processes, process_id = (flag.partition("=")[2] for flag in join)
-    sharding.join_processes(coordinator, int(num_processes), int(process_id))
+    with sharding.joined_processes(coordinator, int(num_processes), int(process_id), timeout_seconds=60):
+        train_and_keep(Path(directory), process_id)
+
+
+def train_and_keep(directory, process_id):
     assert len(jax.devices()) == 8 and len(jax.local_devices()) == 4
-    own = Path(directory) / process_id
+    own = directory / process_id
     own.mkdir()
     config = tiny_config(own, model__dropout=0.0)
     losses, state = train(config, open_store(config.data), 8)
     state = sharding.gather_arrays(state, sharding.make_mesh())
     if sharding.is_main():
         leaves = {str(index): np.asarray(x) for index, x in enumerate(jax.tree.leaves(state))}
-        np.savez(Path(directory) / "found.npz", losses=losses, **leaves)
+        np.savez(directory / "found.npz", losses=losses, **leaves)
 
 
 @pytest.mark.slow

@@ -63,10 +63,10 @@ def get_config():
 """
 
 
-def start(directory, run):
+def start(directory, run, *flags, program="main.py"):
     """A real process on one device, as a user starts it."""
     (directory / "config.py").write_text(CONFIG.format(directory=str(directory)))
-    command = [sys.executable, "main.py", f"--config={directory}/config.py", f"--workdir={run}"]
+    command = [sys.executable, program, f"--config={directory}/config.py", f"--workdir={run}", *flags]
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -84,21 +84,28 @@ def wait_for_checkpoint(process, run, after=-1):
     raise AssertionError("no checkpoint in five minutes")
 
 
+def saved_steps(run):
+    return sorted(int(path.parent.name) for path in run.glob("checkpoints/*/manifest.json"))
+
+
 @pytest.mark.slow
-def test_sigterm_saves_and_exits_with_3_and_kill_9_loses_nothing(tmp_path):
+def test_signals_save_and_exit_with_3_and_kill_9_loses_nothing(tmp_path):
+    """SIGUSR2 is how Slurm, and submitit, warn of the end of a job's time."""
     whole = start(tmp_path, tmp_path / "whole")
     assert whole.wait(300) == 0, whole.stderr.read()
 
     run = tmp_path / "stopped"
-    process = start(tmp_path, run)
-    wait_for_checkpoint(process, run)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 3
-    assert "saved; the same command resumes" in process.stderr.read()
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        process = start(tmp_path, run)
+        wait_for_checkpoint(process, run, after=max(saved_steps(run), default=-1))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 3 and "saved; the same command resumes" in errors, errors
+        stopped_after = int(errors.partition("stopped by a signal after step ")[2].partition(",")[0])
+        assert saved_steps(run)[-1] == stopped_after
 
     process = start(tmp_path, run)
-    saved = max(int(p.parent.name) for p in run.glob("checkpoints/*/manifest.json"))
-    wait_for_checkpoint(process, run, after=saved)
+    wait_for_checkpoint(process, run, after=stopped_after)
     process.kill()
     process.wait()
 

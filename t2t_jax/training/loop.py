@@ -3,12 +3,12 @@
 import contextlib
 import datetime
 import functools
+import math
 import os
 import platform
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from t2t_jax import sharding
+from t2t_jax import sharding, signals
 from t2t_jax.checkpoints import Checkpoints, average
 from t2t_jax.data.batching import Batches, pair_lengths
 from t2t_jax.data.token_store import TokenStore, open_store
@@ -35,6 +35,7 @@ from t2t_jax.training.engine import Engine, Machine
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
 from t2t_jax.training.progress import IN_FLIGHT, Progress
 from t2t_jax.training.train_step import TrainState, init_state, train_step
+from t2t_jax.training.watchdog import Watchdog
 
 
 def train(config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | None = None) -> dict[str, Any]:
@@ -67,18 +68,23 @@ def train(config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | Non
     if step > train_steps:
         raise InputError(f"train.train_steps={train_steps}, but {workdir} has been trained for {step}; raise it")
     profiler = Profiler(run, profile_steps, step, train_steps)
+    watchdog = Watchdog(config.machine.hang_timeout_minutes)
     if step < train_steps:
-        compiled = compile_step(config, model, optimizer, batches, state, mesh)
+        take_step = compile_step(config, model, optimizer, batches, state, mesh).take_step
+        if config.machine.engine == "pmap":  # which compiles when a batch shape first comes
+            take_step = watchdog.paused()(take_step)
 
     peak_flops = config.machine.peak_tflops * 1e12 * mesh.devices.size
-    progress = Progress(run, step, train_steps, config.train.log_interval, make_schedule(config), peak_flops, saved)
+    progress = Progress(
+        run, step, train_steps, config.train.log_interval, make_schedule(config), peak_flops, saved, watchdog
+    )
     steps_due, evaluate_due = (every(steps=config[of].interval_steps) for of in ("checkpoint", "evaluate"))
     minutes_due = every(minutes=config.checkpoint.interval_minutes)
     ballot = sharding.Ballot(mesh, delay=IN_FLIGHT)
-    with stop_signal() as stopped, contextlib.closing(progress), engine.out_of_memory():
+    with signals.deferred(say) as stopped, contextlib.closing(progress), engine.out_of_memory(), watchdog:
         for batch in progress.waiting_for(batches.iterate(step, train_steps)):
             profiler.before(step + 1)
-            state, metrics = compiled.take_step(state, batch)
+            state, metrics = take_step(state, batch)
             step += 1
             progress.add(step, metrics, batch, training_flops(model.config, *pair_lengths(batch)))
             profiler.after(step, progress)
@@ -114,6 +120,9 @@ def check(config: ConfigDict) -> None:
     for field in ("memory_gib", "peak_tflops"):
         if config.machine[field] < 0:
             raise InputError(f"machine.{field} must be at least 0; got {config.machine[field]}")
+    if not 0 <= config.machine.hang_timeout_minutes < math.inf:
+        given = config.machine.hang_timeout_minutes
+        raise InputError(f"machine.hang_timeout_minutes must be at least 0 (never) and finite; got {given}")
     parallel, heads = config.machine.model_parallel, config.model.num_heads
     if parallel > 1 and (heads % parallel or config.machine.engine == "pmap"):
         raise InputError(
@@ -227,26 +236,6 @@ def every(steps: int = 0, minutes: float = 0.0) -> Callable[[int], bool]:
         return False
 
     return due
-
-
-@contextlib.contextmanager
-def stop_signal() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or Ctrl-C has come; a second one has its usual effect."""
-    received = []
-    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def remember(number, _):
-        received.append(number)
-        say("stopping after this step; saving")
-        signal.signal(number, usual[number])
-
-    for number in usual:
-        signal.signal(number, remember)
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
 
 
 class Profiler:
