@@ -65,7 +65,7 @@ class Peers:
     """The processes that this one is connected to: all others for process 0, process 0 for each of them."""
 
     def __init__(self, peers: list[Peer], limit_seconds: float):
-        self._peers, self._limit = peers, limit_seconds
+        self._peers, self._watched, self._limit = peers, list(peers), limit_seconds
         self._tick = min(1.0, limit_seconds / 10)
         self._is_failing = False
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
@@ -73,35 +73,36 @@ class Peers:
     def _watch(self) -> None:
         """Hears the others and sends them heartbeats until all have left."""
         with selectors.DefaultSelector() as selector:
-            for peer in self._peers:
+            for peer in self._watched:
                 selector.register(peer.connection, selectors.EVENT_READ, peer)
             last = beat = time.monotonic()
-            while self._peers and not self._is_failing:
+            while self._watched and not self._is_failing:
                 for key, _ in selector.select(self._tick):
                     self._hear(key.data, selector)
                 now = time.monotonic()
                 # No more than a turn of this loop: where this process was stopped, the others were not silent.
                 passed, last = min(now - last, 2 * self._tick), now
-                for peer in self._peers:
+                for peer in self._watched:
                     peer.silent_seconds += passed
+                    if peer.is_failing and peer.silent_seconds > _PATIENCE_SECONDS / 2:
+                        self._end_all(peer, "has stopped with an error of its own")
                     if peer.silent_seconds > self._limit:
                         self._end_all(peer, f"has been silent for {self._limit:g} s (machine.peer_timeout_seconds)")
                 if now - beat >= self._tick:
                     beat = now
-                    for peer in self._peers:
+                    for peer in self._watched:
                         peer.tell()
 
     def _hear(self, peer: Peer, selector: selectors.BaseSelector) -> None:
         messages = peer.hear()
         if messages is None:
-            if peer.is_failing:  # perhaps for a reason that stops this process as well, and that it will say itself
-                time.sleep(_PATIENCE_SECONDS / 2)
-                self._end_all(peer, "has stopped with an error of its own")
-            self._end_all(peer, "is gone")
+            if not peer.is_failing:
+                self._end_all(peer, "is gone")
+            selector.unregister(peer.connection)  # this process may have the same error, and some time to say so itself
         for what, *rest in filter(None, messages or []):
             if what == _LEAVES:
                 selector.unregister(peer.connection)
-                self._peers.remove(peer)
+                self._watched.remove(peer)
             elif what == _FAILS:
                 peer.is_failing = True
             elif what == _LOST:
@@ -135,7 +136,7 @@ class Peers:
         self._leave()
 
     def _leave(self) -> None:
-        for peer in list(self._peers):
+        for peer in self._peers:
             peer.tell(_LEAVES)
 
     def _fail(self, error: Exception) -> None:

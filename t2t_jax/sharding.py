@@ -114,8 +114,8 @@ def joined_processes(
     missing = [f"--{name}" for name, value in given.items() if value is None]
     if 0 < len(missing) < 3:
         raise InputError(f"several processes need {' and '.join(missing)} too, or --distributed alone under Slurm")
-    if not (timeout_seconds >= 1 and math.isfinite(timeout_seconds)):
-        raise InputError(f"machine.peer_timeout_seconds must be at least 1; got {timeout_seconds}")
+    if not 5 <= timeout_seconds < math.inf:  # a busy machine may well be silent for a second or two
+        raise InputError(f"machine.peer_timeout_seconds must be at least 5 and finite; got {timeout_seconds}")
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     try:
         # JAX's heartbeats, which abort without naming the lost process, only end what our own cannot.

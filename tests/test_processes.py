@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -99,6 +100,39 @@ def test_they_save_stop_together_and_resume(tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "run", 24)
     results = [json.loads((tmp_path / run / "result.json").read_text()) for run in ("whole", "run")]
     assert results[0]["test"] == results[1]["test"]
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_the_other_within_the_limit_and_the_same_command_resumes(tmp_path):
+    """Killed, the coordinator (process 0) too, stopped by SIGSTOP, and told to end while it starts."""
+    (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
+    command = lambda run: (
+        "main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/{run}",
+        "--config.machine.peer_timeout_seconds=5",
+    )  # fmt: skip
+    ended(start_two(*command("whole")), 0)
+
+    run, saved = tmp_path / "run", -1
+    for lost, number in ((1, signal.SIGTERM), (1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)):
+        processes = start_two(*command("run"))
+        if number == signal.SIGTERM:
+            while "pieces;" not in processes[0].stderr.readline():
+                assert processes[0].poll() is None
+        else:
+            saved = wait_for_checkpoint(processes[0], run, after=saved)
+        processes[lost].send_signal(number)
+        begun = time.monotonic()
+        _, errors = processes[1 - lost].communicate(timeout=60)
+        seconds = time.monotonic() - begun
+        print(f"process {lost} got {number.name}: the other was gone after {seconds:.1f} s")
+        assert processes[1 - lost].returncode == 3 and seconds < (5 + 3 if number == signal.SIGSTOP else 3), errors
+        assert f"error: process {lost} on {socket.gethostname()} " in errors.splitlines()[-1]
+        processes[lost].kill()
+        processes[lost].communicate()
+
+    outputs = ended(start_two(*command("run")), 0)
+    assert f"resuming from step {saved}" in outputs[0][1]
+    assert_same_run(tmp_path / "whole", run, 24)
 
 
 if __name__ == "__main__":
