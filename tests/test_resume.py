@@ -14,7 +14,7 @@ import pytest
 
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.training.loop import train
+from t2t_jax.training.loop import every, train
 from tests.runs import tiny_config
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +121,28 @@ def test_a_second_process_in_the_same_folder_is_refused_and_the_first_unharmed(t
     with pytest.raises(InputError, match="another process is training in"):
         train(tiny_config(tmp_path, train__train_steps=200), str(tmp_path / "run"))
     assert first.wait(300) == 0
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_start_together_in_a_folder_one_is_refused(tmp_path):
+    processes = [start(tmp_path, tmp_path / "run") for _ in range(2)]
+    outputs = [process.communicate(timeout=300)[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 2], outputs
+    assert "another process is training in" in outputs[codes.index(2)].splitlines()[-1]
+
+
+def test_jumps_of_the_wall_clock_do_not_move_the_saving_by_minutes(monkeypatch):
+    running = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: running)
+    due, saved = every(minutes=10), []
+    for minute in range(1, 41):
+        running = 60.0 * minute
+        wall = 1.7e9 + running + {15: 3600, 25: -3600}.get(minute - minute % 5, 0)  # an hour forward, an hour back
+        monkeypatch.setattr(time, "time", lambda wall=wall: wall)
+        if due(minute):
+            saved.append(minute)
+    assert saved == [10, 20, 30, 40]
 
 
 @pytest.fixture(scope="module")
