@@ -4,6 +4,7 @@ Reading a run never executes code: everything but the weights is JSON or a Sente
 """
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import tensorboardX
 
 from t2t_jax.errors import InputError
-from t2t_jax.files import flat, hold, read_json, write_json
+from t2t_jax.files import flat, hold, read_json, write_json, write_lines
 
 # What may change between the parts of a run that was stopped and resumed: nothing that moves the weights. Where
 # text lies may change, since checkpoints name the text itself.
@@ -81,7 +82,9 @@ class RunFolder:
 
     def copy_vocabulary(self, source: Path) -> None:
         """Keeps the vocabulary with the run, so that reading it needs nothing else."""
-        shutil.copyfile(source, self.vocabulary)
+        partial = self.vocabulary.with_suffix(".partial")
+        shutil.copyfile(source, partial)
+        os.replace(partial, self.vocabulary)
 
     def start_metrics(self, step: int) -> None:
         """Opens the logs to go on after `step`, dropping what an interrupted run logged beyond it."""
@@ -90,7 +93,7 @@ class RunFolder:
         if self._metrics.is_file():
             lines = self._metrics.read_text().splitlines(keepends=True)
             kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-            self._metrics.write_text("".join(kept))
+            write_lines(self._metrics, [line.removesuffix("\n") for line in kept])
         self._events = tensorboardX.SummaryWriter(str(self.path / "tensorboard"), purge_step=step + 1)
 
     def log(self, step: int, **metrics: float) -> None:

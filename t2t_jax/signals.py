@@ -107,6 +107,8 @@ def leave(line: str) -> None:
 
 def watch() -> None:
     """From now on a signal ends the process with a line and exit code 3, except within `deferred`."""
+    # What such an end leaves behind, multiprocessing's resource tracker removes; it need not say so.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
     answer_with(end_at_once)
 
 

@@ -24,6 +24,24 @@ def test_metrics_beyond_the_resumed_step_are_dropped_and_half_lines_too(tmp_path
     assert lines == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 30.0}]
 
 
+def test_a_start_that_is_killed_while_it_writes_loses_no_log_and_no_vocabulary(tmp_path, monkeypatch):
+    """The files are replaced whole: whatever has been written before that, the old ones are there."""
+    (tmp_path / "new").write_text("new")
+    run = RunFolder.start(tmp_path / "run", CONFIG)
+    old = '{"step": 1, "loss": 1.0}\n{"step": 2, "loss": 2.0}\n'
+    (tmp_path / "run/metrics.jsonl").write_text(old)
+    run.vocabulary.write_text("old")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.replace", killed)
+    for act in (lambda: run.start_metrics(1), lambda: run.copy_vocabulary(tmp_path / "new")):
+        with pytest.raises(KeyboardInterrupt):
+            act()
+    assert (tmp_path / "run/metrics.jsonl").read_text() == old and run.vocabulary.read_text() == "old"
+
+
 def test_what_moves_no_weight_may_change_and_the_rest_may_not(tmp_path):
     RunFolder.start(tmp_path, CONFIG).close()
     longer = CONFIG | {"train": {"train_steps": 9, "seed": 0}, "decode": {"alpha": 1.0}}
