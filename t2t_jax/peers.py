@@ -24,7 +24,7 @@ from t2t_jax.signals import leave
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _CONNECT_SECONDS = 60
-_PATIENCE_SECONDS = 3.0  # for the other processes to end before this one does
+_PATIENCE_SECONDS = 3.0  # in which processes end one after the other; several ticks
 _LEAVES, _FAILS, _LOST = "leaves", "fails", "lost"  # messages; an empty one is a heartbeat
 
 
@@ -119,19 +119,16 @@ class Peers:
         leave(line)
 
     @contextlib.contextmanager
-    def together(self, from_loss: type[Exception]) -> Iterator[None]:
-        """A block that all processes end well, or none: an error in one of them ends it, and the others.
-
-        Errors of type `from_loss` may come from the loss of another process, which is then what is said.
-        """
+    def together(self) -> Iterator[None]:
+        """A block that all processes end well, or none: an error in one of them ends it, and the others."""
         try:
             yield
         except InterruptedRun:  # the same in all of them, after the same step
             self._leave()
             raise
         except Exception as error:
-            if isinstance(error, from_loss):
-                time.sleep(self._limit + _PATIENCE_SECONDS)  # if another process is lost, the thread ends this one
+            if not isinstance(error, StopError):  # perhaps of a collective operation that has lost a process,
+                time.sleep(_PATIENCE_SECONDS)  # which the thread finds about now, and then ends this one
             self._fail(error)
         self._leave()
 

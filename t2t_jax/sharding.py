@@ -131,7 +131,7 @@ def joined_processes(
     others = peers.connect(
         joined.process_id, joined.num_processes, joined.coordinator_address, joined.client, timeout_seconds
     )
-    with others.together(jax.errors.JaxRuntimeError):
+    with others.together():
         yield
 
 

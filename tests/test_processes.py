@@ -15,6 +15,7 @@ import pytest
 
 from t2t_jax import sharding
 from t2t_jax.data.token_store import open_store
+from t2t_jax.errors import InputError
 from tests.runs import tiny_config
 from tests.test_devices import assert_same, train
 from tests.test_resume import assert_same_run, losses, wait_for_checkpoint
@@ -79,6 +80,15 @@ def train_and_keep(directory, process_id):
     if sharding.is_main():
         leaves = {str(index): np.asarray(x) for index, x in enumerate(jax.tree.leaves(state))}
         np.savez(directory / "found.npz", losses=losses, **leaves)
+
+
+@pytest.mark.parametrize("seconds", [1.0, float("nan"), float("inf")])
+def test_a_limit_that_is_none_is_refused(seconds):
+    with (
+        pytest.raises(InputError, match="machine.peer_timeout_seconds must be at least 5 and finite"),
+        sharding.joined_processes("127.0.0.1:1", 2, 1, seconds),
+    ):
+        pass
 
 
 @pytest.mark.slow

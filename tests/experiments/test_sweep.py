@@ -147,7 +147,9 @@ def test_whatever_is_killed_the_same_command_goes_on(tmp_path):
     saved = tiny.saved("long")
     launcher = tiny.start()
     tiny.wait(lambda: tiny.saved("long") > saved)
-    launcher.send_signal(signal.SIGTERM)
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM):  # as Slurm may send them: one request
+        launcher.send_signal(number)
+        time.sleep(0.1)
     assert launcher.wait(240) == 3
     assert "long/seed_0: interrupted, step" in tiny.errors() and "saved; the same command resumes" in tiny.log("long")
 
