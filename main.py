@@ -7,6 +7,7 @@ Standard output carries results only. Exit codes: 0 done, 2 bad arguments, confi
 resumable, 4 bad numbers or damaged data, 1 a bug of ours.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -18,7 +19,7 @@ from typing import Any
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from t2t_jax import huge_pages
+from t2t_jax import huge_pages, signals
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.files import flat
 
@@ -27,10 +28,11 @@ from t2t_jax.files import flat
 
 def train(args: flags.FlagValues) -> None:
     config, workdir = required(args, "config"), required(args, "workdir")
-    join_processes(args)
-    from t2t_jax.training.loop import train
+    profile_steps = number_range("profile_steps", args.profile_steps)
+    with joined_processes(args, config.machine.peer_timeout_seconds):
+        from t2t_jax.training.loop import train
 
-    train(config, workdir, profile_steps=number_range("profile_steps", args.profile_steps))
+        train(config, workdir, profile_steps)
 
 
 def prepare(args: flags.FlagValues) -> None:
@@ -269,13 +271,14 @@ def required(args: flags.FlagValues, name: str) -> Any:
     return args[name].value
 
 
-def join_processes(args: flags.FlagValues) -> None:
+def joined_processes(args: flags.FlagValues, timeout_seconds: float) -> contextlib.AbstractContextManager[None]:
     """Makes this process one of several, if the flags say so."""
     given = [args[name].value for name in _PROCESS]
-    if args.distributed or any(value is not None for value in given):
-        from t2t_jax import sharding
+    if not args.distributed and all(value is None for value in given):
+        return contextlib.nullcontext()
+    from t2t_jax import sharding
 
-        sharding.join_processes(*given)
+    return sharding.joined_processes(*given, timeout_seconds)
 
 
 def decode_options(args: flags.FlagValues) -> dict[str, Any]:
@@ -338,9 +341,6 @@ def main(argv: list[str]) -> int:
 
     try:
         return exit_code_of(run)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 3
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -348,4 +348,5 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     huge_pages.ask()
+    signals.watch()
     sys.exit(main(sys.argv))

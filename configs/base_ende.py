@@ -88,6 +88,8 @@ def get_config() -> ml_collections.ConfigDict:
     machine.remat = False  # recompute the insides of the layers in the backward pass: less memory, a third more time
     machine.fused_attention = False  # one kernel for Eq. 1, cuDNN's where the hardware has it
     machine.peak_tflops = 0.0  # of a device, for the utilisation in the log; 0 leaves it out
+    machine.hang_timeout_minutes = 30.0  # without a step, evaluation or save: the run stops, resumable; 0 for never
+    machine.peer_timeout_seconds = 60.0  # of several processes: one that is silent for so long is lost, and all stop
 
     config.checkpoint = checkpoint = ml_collections.ConfigDict()
     checkpoint.interval_minutes = 10.0  # (§6.1); 0 for none by time

@@ -32,6 +32,7 @@ import main as command_line
 from experiments.launchers import Slurm, Stops, local_slots, run_locally, run_on_slurm
 from experiments.trial_process import POLL_SECONDS, ending_with_parent, exit_code
 from experiments.trials import FAILED, INTERRUPTED, RUNNING, WAITING, Board, Trial
+from t2t_jax import signals
 from t2t_jax.errors import InputError, InterruptedRun, choice, exit_code_of
 from t2t_jax.files import flat, hold
 
@@ -160,16 +161,15 @@ def alone(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """The SIGTERMs and Ctrl-Cs that have come."""
-    received = []
-    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in usual:
-        signal.signal(number, lambda number, _: received.append(number))
-    try:
+    """The signals that have asked it to stop, one for each request."""
+    received, requests = [], signals.Requests()
+
+    def note(number: int) -> None:
+        if requests.add(number) > len(received):
+            received.append(number)
+
+    with signals.answered(note):
         yield received
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
 
 
 def prepare(trials: Sequence[Trial], stops: Stops) -> None:

@@ -95,7 +95,8 @@ def ending_with_parent(number: int) -> Callable[[], None]:
     parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
     def prepare() -> None:
-        # Slurm's warning goes to every process of a job, and ends those that do not expect it.
+        # Slurm's warning goes to every process of a job. A trial hears of it from its TrialProcess alone, which would
+        # otherwise take the end of the trial for its own doing, and not have the job queued again.
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -117,14 +118,20 @@ class Trial:
         """State and explanation of one whose process is gone; without a code the process could not say."""
         if self.is_over:
             return self.outcome()
-        if code in _STOPPED:
-            return INTERRUPTED, self.progress()
+        last = " ".join(_tail(self.folder / "log.txt")[-1:])
+        if code in _STOPPED:  # for example by its own watchdog
+            return INTERRUPTED, "; ".join(filter(None, [self.progress(), last]))
         if code is None:
             return FAILED, "its job is gone without an exit code: cancelled, or the node failed"
         if code == HUNG:
             return FAILED, "hung: nothing was written any more, so it was killed"
-        how = f"killed by signal {code - 128}" if code > 128 else f"exit code {code}"
-        return FAILED, f"{how}: {' '.join(_tail(self.folder / 'log.txt')[-1:])}"
+        how = f"killed by {_signal_name(code - 128)}" if code > 128 else f"exit code {code}"
+        return FAILED, f"{how}: {last}"
+
+
+def _signal_name(number: int) -> str:
+    known = {each.value for each in signal.Signals}
+    return signal.Signals(number).name if number in known else f"signal {number}"
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class InputError(StopError, ValueError):
 
 
 class InterruptedRun(StopError):
-    """Stopped by a signal after saving; the same command resumes."""
+    """Stopped early, by a signal for example; the same command resumes."""
 
     exit_code = 3
 

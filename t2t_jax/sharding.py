@@ -11,9 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed  # the address of process 0, and the texts it keeps for all
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from t2t_jax import peers
 from t2t_jax.errors import InputError, Range
 
 DATA, MODEL = "data", "model"
@@ -99,10 +101,14 @@ def gather_arrays(tree: Any, mesh: Mesh) -> Any:
 # --- Several processes -------------------------------------------------------------------------------------
 
 
-def join_processes(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Makes this process one of those of a run; to be called before any device is used.
+@contextlib.contextmanager
+def joined_processes(
+    coordinator: str | None, num_processes: int | None, process_id: int | None, timeout_seconds: float
+) -> Iterator[None]:
+    """Makes this process one of those of a run; to be entered before any device is used.
 
     `coordinator` is HOST:PORT of process 0. Without it the cluster's own manager is asked (Slurm, the cloud's).
+    Where one process is lost, or has not been heard for so long, the others end with exit code 3.
     """
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [f"--{name}" for name, value in given.items() if value is None]
@@ -110,13 +116,25 @@ def join_processes(coordinator: str | None, num_processes: int | None, process_i
         raise InputError(f"several processes need {' and '.join(missing)} too, or --distributed alone under Slurm")
     if not missing:
         _check_processes(coordinator, num_processes, process_id)
+    # A busy machine may well be silent for a second or two.
+    Range(5, 86_400).check("machine.peer_timeout_seconds", timeout_seconds)
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     try:
-        jax.distributed.initialize(coordinator, num_processes, process_id)
+        # JAX's heartbeats, which abort without naming the lost process, only end what our own cannot.
+        jax.distributed.initialize(
+            coordinator, num_processes, process_id, heartbeat_timeout_seconds=int(2 * timeout_seconds) + 10
+        )
     except ValueError as error:
         raise InputError(f"--distributed: {error}; give --coordinator, --num_processes and --process_id") from None
     # Gloo, which connects the processes of CPUs, says so on standard output: that is for results.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    joined = distributed.global_state
+    others = peers.connect(
+        joined.process_id, joined.num_processes, joined.coordinator_address, joined.client, timeout_seconds
+    )
+    with others.together():
+        yield
 
 
 def _check_processes(coordinator: str, num_processes: int, process_id: int) -> None:

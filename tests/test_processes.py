@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -17,6 +18,7 @@ import main
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data.token_store import open_store
+from t2t_jax.errors import InputError
 from t2t_jax.training import loop
 from tests.runs import tiny_config
 from tests.test_devices import assert_same, train
@@ -70,16 +72,29 @@ def test_two_processes_equal_one_device(tmp_path):
 def take_part(directory, *join):
     """What each of the two processes does in the test above."""
     coordinator, num_processes, process_id = (flag.partition("=")[2] for flag in join)
-    sharding.join_processes(coordinator, int(num_processes), int(process_id))
+    with sharding.joined_processes(coordinator, int(num_processes), int(process_id), timeout_seconds=60):
+        train_and_keep(Path(directory), process_id)
+
+
+def train_and_keep(directory, process_id):
     assert len(jax.devices()) == 8 and len(jax.local_devices()) == 4
-    own = Path(directory) / process_id
+    own = directory / process_id
     own.mkdir()
     config = tiny_config(own, **DROPOUT)
     losses, state = train(config, open_store(config.data), 8)
     state = sharding.gather_arrays(state, sharding.make_mesh())
     if sharding.is_main():
         leaves = {str(index): np.asarray(x) for index, x in enumerate(jax.tree.leaves(state))}
-        np.savez(Path(directory) / "found.npz", losses=losses, **leaves)
+        np.savez(directory / "found.npz", losses=losses, **leaves)
+
+
+@pytest.mark.parametrize("seconds", [1.0, float("nan"), float("inf")])
+def test_a_limit_that_is_none_is_refused(seconds):
+    with (
+        pytest.raises(InputError, match="machine.peer_timeout_seconds must be at least 5 and finite"),
+        sharding.joined_processes("127.0.0.1:1", 2, 1, seconds),
+    ):
+        pass
 
 
 @pytest.mark.slow
@@ -149,6 +164,39 @@ def flipped(x):
         copy.view(np.uint32)[3, 3] ^= 1
     arrays = [jax.device_put(copy, shard.device) for copy, shard in zip(copies, x.addressable_shards, strict=True)]
     return jax.make_array_from_single_device_arrays(x.shape, x.sharding, arrays)
+
+
+@pytest.mark.slow
+def test_a_lost_process_ends_the_other_within_the_limit_and_the_same_command_resumes(tmp_path):
+    """Killed, the coordinator (process 0) too, stopped by SIGSTOP, and told to end while it starts."""
+    (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
+    command = lambda run: (
+        "main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/{run}",
+        "--config.machine.peer_timeout_seconds=5",
+    )  # fmt: skip
+    ended(start_two(*command("whole")), 0)
+
+    run, saved = tmp_path / "run", -1
+    for lost, number in ((1, signal.SIGTERM), (1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)):
+        processes = start_two(*command("run"))
+        if number == signal.SIGTERM:
+            while "pieces;" not in processes[0].stderr.readline():
+                assert processes[0].poll() is None
+        else:
+            saved = wait_for_checkpoint(processes[0], run, after=saved)
+        processes[lost].send_signal(number)
+        begun = time.monotonic()
+        _, errors = processes[1 - lost].communicate(timeout=60)
+        seconds = time.monotonic() - begun
+        print(f"process {lost} got {number.name}: the other was gone after {seconds:.1f} s")
+        assert processes[1 - lost].returncode == 3 and seconds < (5 + 3 if number == signal.SIGSTOP else 3), errors
+        assert f"error: process {lost} on {socket.gethostname()} " in errors.splitlines()[-1]
+        processes[lost].kill()
+        processes[lost].communicate()
+
+    outputs = ended(start_two(*command("run")), 0)
+    assert f"resuming from step {saved}" in outputs[0][1]
+    assert_same_run(tmp_path / "whole", run, 24)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.evaluation.evaluate import evaluate_run
 from t2t_jax.files import read_object, sha256
 from t2t_jax.training import loop
-from t2t_jax.training.loop import train
+from t2t_jax.training.loop import every, train
 from tests.runs import tiny_config
 
 ROOT = Path(__file__).parents[1]
@@ -69,10 +69,10 @@ def get_config():
 LONG = "train__train_steps=200, train__log_interval=10, checkpoint__interval_steps=20"
 
 
-def start(directory, run, fields=LONG):
+def start(directory, run, *flags, fields=LONG, program="main.py"):
     """A real process on one device, as a user starts it."""
     (directory / "config.py").write_text(CONFIG.format(directory=str(directory), fields=fields))
-    command = [sys.executable, "main.py", f"--config={directory}/config.py", f"--workdir={run}"]
+    command = [sys.executable, program, f"--config={directory}/config.py", f"--workdir={run}", *flags]
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -90,21 +90,28 @@ def wait_for_checkpoint(process, run, after=-1):
     raise AssertionError("no checkpoint in five minutes")
 
 
+def saved_steps(run):
+    return sorted(int(path.parent.name) for path in run.glob("checkpoints/*/manifest.json"))
+
+
 @pytest.mark.slow
-def test_sigterm_saves_and_exits_with_3_and_kill_9_loses_nothing(tmp_path):
+def test_signals_save_and_exit_with_3_and_kill_9_loses_nothing(tmp_path):
+    """SIGUSR2 is how Slurm, and submitit, warn of the end of a job's time."""
     whole = start(tmp_path, tmp_path / "whole")
     assert whole.wait(300) == 0, whole.stderr.read()
 
     run = tmp_path / "stopped"
-    process = start(tmp_path, run)
-    wait_for_checkpoint(process, run)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 3
-    assert "saved; the same command resumes" in process.stderr.read()
+    for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+        process = start(tmp_path, run)
+        wait_for_checkpoint(process, run, after=max(saved_steps(run), default=-1))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 3 and "saved; the same command resumes" in errors, errors
+        stopped_after = int(errors.partition("stopped by a signal after step ")[2].partition(",")[0])
+        assert saved_steps(run)[-1] == stopped_after
 
     process = start(tmp_path, run)
-    saved = max(int(p.parent.name) for p in run.glob("checkpoints/*/manifest.json"))
-    wait_for_checkpoint(process, run, after=saved)
+    wait_for_checkpoint(process, run, after=stopped_after)
     process.kill()
     process.wait()
 
@@ -120,6 +127,28 @@ def test_a_second_process_in_the_same_folder_is_refused_and_the_first_unharmed(t
     with pytest.raises(InputError, match="another process is training in"):
         train(tiny_config(tmp_path, train__train_steps=200), str(tmp_path / "run"))
     assert first.wait(300) == 0
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_start_together_in_a_folder_one_is_refused(tmp_path):
+    processes = [start(tmp_path, tmp_path / "run") for _ in range(2)]
+    outputs = [process.communicate(timeout=300)[1] for process in processes]
+    codes = [process.returncode for process in processes]
+    assert sorted(codes) == [0, 2], outputs
+    assert "another process is training in" in outputs[codes.index(2)].splitlines()[-1]
+
+
+def test_jumps_of_the_wall_clock_do_not_move_the_saving_by_minutes(monkeypatch):
+    running = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: running)
+    due, saved = every(minutes=10), []
+    for minute in range(1, 41):
+        running = 60.0 * minute
+        wall = 1.7e9 + running + {15: 3600, 25: -3600}.get(minute - minute % 5, 0)  # an hour forward, an hour back
+        monkeypatch.setattr(time, "time", lambda wall=wall: wall)
+        if due(minute):
+            saved.append(minute)
+    assert saved == [10, 20, 30, 40]
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +291,7 @@ def test_what_was_evaluated_at_the_end_is_what_evaluate_says(tmp_path):
 def test_readers_beside_a_trainer_that_saves_every_step_harm_neither(tmp_path):
     """With one checkpoint kept, so that what is being read is deleted all the time."""
     fields = "train__train_steps=120, checkpoint__interval_steps=1, checkpoint__keep=1, checkpoint__average_last=1"
-    trainer = start(tmp_path, tmp_path / "run", fields)
+    trainer = start(tmp_path, tmp_path / "run", fields=fields)
     wait_for_checkpoint(trainer, tmp_path / "run")
     run, reads = tmp_path / "run", 0
     files = {"source": f"{tmp_path}/dev.en", "reference": f"{tmp_path}/dev.de"}

@@ -1,3 +1,6 @@
+import itertools
+import os
+
 import pytest
 
 from t2t_jax.errors import DamagedError, InputError
@@ -72,6 +75,28 @@ def test_a_damaged_line_of_metrics_is_refused_by_number_and_nothing_is_written(t
         run.begin(CONFIG | {"decode": {}}, b"pieces", 1)
     run.close()
     assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_start_that_is_killed_while_it_writes_loses_no_log_and_no_vocabulary(tmp_path, begin, monkeypatch):
+    """The files are replaced whole: whatever has been written before that, the old ones are there."""
+    run = begin()
+    run.log(1, loss=1.0)
+    run.log(2, loss=2.0)
+    run.close()
+    names = ("config.json", "vocab.model", "metrics.jsonl")
+    old, replace = {name: (tmp_path / "run" / name).read_bytes() for name in names}, os.replace
+    for killed_at in range(3):
+        calls = itertools.count()
+
+        def kill(*arguments, calls=calls, killed_at=killed_at):
+            if next(calls) == killed_at:
+                raise KeyboardInterrupt
+            replace(*arguments)
+
+        monkeypatch.setattr("os.replace", kill)
+        with pytest.raises(KeyboardInterrupt):
+            RunFolder(tmp_path / "run").begin(CONFIG, b"pieces", 2)
+        assert old == {name: (tmp_path / "run" / name).read_bytes() for name in names}
 
 
 def test_what_moves_no_weight_may_change_and_the_rest_may_not(tmp_path, begin):

@@ -15,7 +15,7 @@ import grain
 import numpy as np
 
 from t2t_jax.data.token_store import Sentences
-from t2t_jax.errors import InputError
+from t2t_jax.errors import DamagedError, InputError
 
 Batch = dict[str, np.ndarray]
 
@@ -345,7 +345,14 @@ class _Steps:
         return self.last - self.first
 
     def __getitem__(self, index: int) -> Batch:
-        return self.batches[self.first + index]
+        step = self.first + index
+        try:
+            return self.batches[step]
+        except Exception as error:  # whatever it is, in Grain's thread nobody could tell which batch it was
+            raise DamagedError(
+                f"data: the batch of step {step + 1} cannot be made ({type(error).__name__}: {error}); "
+                "the same command resumes from the last checkpoint"
+            ) from error
 
 
 def empty_batch(bucket: Bucket) -> Batch:

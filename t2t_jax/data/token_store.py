@@ -24,6 +24,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import threading
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
@@ -332,7 +333,9 @@ def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, list[Pair]]]) -> Iterat
 
 
 def _end_with_parent() -> None:
-    """A killed parent cannot tell its workers to end."""
+    """A killed parent cannot tell its workers to end. Signals to the whole group are the parent's to answer."""
+    for number in (signal.SIGINT, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
     def wait():
         multiprocessing.parent_process().join()

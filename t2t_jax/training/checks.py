@@ -33,6 +33,8 @@ _RANGES = {
     "machine.model_parallel": Range(1, 1_000_000),
     "machine.memory_gib": Range(0),
     "machine.peak_tflops": Range(0),
+    "machine.hang_timeout_minutes": Range(0),
+    "machine.peer_timeout_seconds": Range(5, 86_400),  # a busy machine may well be silent for a second or two
     "checkpoint.interval_minutes": Range(0),
     "checkpoint.interval_steps": Range(0, _STEPS),
     "checkpoint.keep": Range(1, _STEPS),

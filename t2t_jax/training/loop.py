@@ -5,10 +5,9 @@ import datetime
 import functools
 import os
 import platform
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from t2t_jax import sharding
+from t2t_jax import sharding, signals
 from t2t_jax.checkpoints import Checkpoints, CheckpointWriter, average_last
 from t2t_jax.data.batching import Batches, pair_lengths
 from t2t_jax.data.token_store import TokenStore, open_store
@@ -37,6 +36,7 @@ from t2t_jax.training.engine import Engine, Machine
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
 from t2t_jax.training.progress import IN_FLIGHT, Progress
 from t2t_jax.training.train_step import TrainState, init_state, train_step
+from t2t_jax.training.watchdog import Watchdog
 
 
 def train(config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | None = None) -> dict[str, Any]:
@@ -74,22 +74,25 @@ def train_in(
     if step > train_steps:
         raise InputError(f"train.train_steps={train_steps}, but {run.path} has been trained for {step}; raise it")
     profiler = Profiler(run, profile_steps, step, train_steps)
+    watchdog = Watchdog(config.machine.hang_timeout_minutes)
     if step < train_steps:
-        compiled = compile_step(config, model, optimizer, batches, state, mesh)
+        take_step = compile_step(config, model, optimizer, batches, state, mesh).take_step
+        if config.machine.engine == "pmap":  # which compiles when a batch shape first comes
+            take_step = watchdog.paused()(take_step)
     check_state(state, mesh, {"step": step, "batches": saved.get("batches_crc32", 0)})
     run.begin(config.to_dict(), store.tokenizer.model, step)  # nothing was written before this
 
     peak_flops = config.machine.peak_tflops * 1e12 * mesh.devices.size
     skip = config.train.on_nonfinite == "skip"
     schedule = make_schedule(config)
-    progress = Progress(run, step, train_steps, config.train.log_interval, schedule, peak_flops, skip, saved)
+    progress = Progress(run, step, train_steps, config.train.log_interval, schedule, peak_flops, skip, saved, watchdog)
     steps_due, evaluate_due = (every(steps=config[of].interval_steps) for of in ("checkpoint", "evaluate"))
     minutes_due = every(minutes=config.checkpoint.interval_minutes)
     ballot = sharding.Ballot(mesh, delay=IN_FLIGHT)
-    with stop_signal() as stopped, contextlib.closing(progress), engine.out_of_memory():
+    with signals.deferred(say) as stopped, contextlib.closing(progress), engine.out_of_memory(), watchdog:
         for batch in progress.waiting_for(batches.iterate(step, train_steps)):
             profiler.before(step + 1)
-            state, metrics = compiled.take_step(state, batch)
+            state, metrics = take_step(state, batch)
             step += 1
             progress.add(step, metrics, batch, training_flops(model.config, *pair_lengths(batch)))
             profiler.after(step, progress)
@@ -213,26 +216,6 @@ def every(steps: int = 0, minutes: float = 0.0) -> Callable[[int], bool]:
         return False
 
     return due
-
-
-@contextlib.contextmanager
-def stop_signal() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or Ctrl-C has come; a second one has its usual effect."""
-    received = []
-    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-
-    def remember(number, _):
-        received.append(number)
-        say("stopping after this step; saving")
-        signal.signal(number, usual[number])
-
-    for number in usual:
-        signal.signal(number, remember)
-    try:
-        yield lambda: bool(received)
-    finally:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
 
 
 class Profiler:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from t2t_jax.errors import DamagedError
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.train_step import Metrics
+from t2t_jax.training.watchdog import Watchdog
 
 IN_FLIGHT = 2  # steps handed to the devices before the oldest one's numbers are waited for
 _APART = ("evaluation", "save")  # phases that are not training
@@ -40,6 +41,7 @@ class Progress:
         peak_flops: float,
         skip_nonfinite: bool,
         saved: dict[str, Any],
+        watchdog: Watchdog,
     ):
         """`saved` is what `totals` said at `step`, nothing at step 0.
 
@@ -47,7 +49,7 @@ class Progress:
         with a number that is not finite were skipped: they are counted and said.
         """
         self._run, self._log_interval, self._schedule, self._peak_flops = run, log_interval, schedule, peak_flops
-        self._skip_nonfinite = skip_nonfinite
+        self._skip_nonfinite, self._watchdog = skip_nonfinite, watchdog
         # A person watches a terminal; a log file gets a line now and then.
         interval = 0.5 if sys.stderr.isatty() else 60
         self._bar = tqdm(
@@ -73,7 +75,8 @@ class Progress:
         if name in _APART:
             self.flush()  # the steps before it end before it begins
         self._count_time("step")
-        yield
+        with self._watchdog.paused() if name in _APART else contextlib.nullcontext():
+            yield
         self._count_time(name)
 
     def waiting_for(self, items: Iterable[Item]) -> Iterator[Item]:
@@ -113,6 +116,7 @@ class Progress:
     def _take(self) -> None:
         step, metrics, positions, flops = self._pending.popleft()
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self._watchdog.step_ended()
         finite = values.pop("finite")
         if not finite:
             self._nonfinite(step, values)

@@ -17,9 +17,11 @@ ROOT = Path(__file__).parents[2]
 # As --mode=prepare, but with shards so small that this corpus has twelve.
 PREPARE = """
 import main, sys
+from t2t_jax import signals
 from t2t_jax.data import token_store
 token_store._SHARD = 500
 if __name__ == "__main__":
+    signals.watch()
     sys.exit(main.main(sys.argv))
 """
 
@@ -82,3 +84,19 @@ def test_twenty_kills_change_nothing(tmp_path, script):
     assert last.wait() == 0
     assert stores(directory) == stores(tmp_path / "whole")
     assert midway >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_to_all_processes_ends_it_with_one_line(tmp_path, script, number):
+    """Ctrl-C, and Slurm's warning, reach the workers too."""
+    prefixes = toy_corpus.write_splits(tmp_path, train=6000)
+    process = start(prefixes, tmp_path / "stores", script)
+    while not list((tmp_path / "stores").glob(".*.unfinished/shard-*.npz")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.001)
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 3 and group_ends(process.pid)
+    said = [line for line in errors.splitlines() if line.strip() and "preparing" not in line]
+    assert said == [f"stopped by {number.name}; the same command goes on"]

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import random
 import signal
 import time
 
@@ -13,6 +14,7 @@ from experiments.launchers import local_slots
 from experiments.trials import FAILED, FINISHED, RUNNING, Board
 from tests.experiments.sweeps import ROOT, Sweep
 from tests.test_configs import flat
+from tests.test_resume import assert_same_run
 
 
 @pytest.fixture(autouse=True)
@@ -143,13 +145,15 @@ def test_whatever_is_killed_the_same_command_goes_on(tmp_path):
     tiny.wait(lambda: tiny.saved("long") > 0)
     os.kill(tiny.process("long"), signal.SIGKILL)
     assert launcher.wait(240) == 4
-    assert "long/seed_0: failed, killed by signal 9" in tiny.errors() and "short/seed_0: finished" in tiny.errors()
+    assert "long/seed_0: failed, killed by SIGKILL" in tiny.errors() and "short/seed_0: finished" in tiny.errors()
     short = tiny.finished_at("short")
 
     saved = tiny.saved("long")
     launcher = tiny.start()
     tiny.wait(lambda: tiny.saved("long") > saved)
-    launcher.send_signal(signal.SIGTERM)
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM):  # as Slurm may send them: one request
+        launcher.send_signal(number)
+        time.sleep(0.1)
     assert launcher.wait(240) == 3
     assert "long/seed_0: interrupted, step" in tiny.errors() and "saved; the same command resumes" in tiny.log("long")
 
@@ -162,6 +166,36 @@ def test_whatever_is_killed_the_same_command_goes_on(tmp_path):
     assert tiny.log("long").count("saved; the same command resumes") == 2, "the launcher's death was not noticed"
     assert tiny.finished_at("short") == short and tiny.log("short").count("main.py") == 1
     assert tiny.process("long") is None
+
+
+@pytest.mark.slow
+def test_a_launcher_killed_at_any_moment_leaves_the_same_results(tmp_path):
+    """While it prepares, starts trials, and while they compile, train, save and are evaluated."""
+    rows = {"one": {"train__train_steps": 300, "checkpoint__interval_steps": 10}, "two": {}}
+    (tmp_path / "whole").mkdir(), (tmp_path / "killed").mkdir()
+    whole, killed = Sweep(tmp_path / "whole", **rows), Sweep(tmp_path / "killed", **rows)
+    begun = time.monotonic()
+    assert whole.run("--jobs=2") == 0, whole.errors()
+    took, rng, midway = time.monotonic() - begun, random.Random(0), 0
+    for _ in range(6):
+        launcher = killed.start("--jobs=2")
+        time.sleep(rng.uniform(0.1, 0.9) * took)
+        midway += launcher.poll() is None
+        launcher.kill()
+        launcher.wait()
+    assert midway >= 2
+    assert killed.run("--jobs=2") == 0, killed.errors()
+    for row, step in (("one", 300), ("two", 6)):
+        assert_same_run(whole.trial(row), killed.trial(row), step)
+        assert killed.log(row).count("resuming from step") <= killed.log(row).count("main.py") <= 7
+
+
+@pytest.mark.slow
+def test_of_two_launchers_that_start_together_one_is_refused_and_the_other_unharmed(tmp_path):
+    tiny = Sweep(tmp_path, row={})
+    launchers = [tiny.start(), tiny.start()]
+    assert sorted(launcher.wait(240) for launcher in launchers) == [0, 2]
+    assert tiny.log("row").count("main.py") == 1 and tiny.finished_at("row")
 
 
 def test_a_second_launcher_is_refused(tmp_path, capsys):

@@ -1,0 +1,199 @@
+"""SIGTERM, Ctrl-C and Slurm's SIGUSR2, whenever they come: exit code 3, nothing damaged, the same command goes on."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t2t_jax import signals
+from t2t_jax.training.loop import train
+from tests.runs import tiny_config
+from tests.test_resume import assert_same_run, saved_steps, start
+
+ROOT = Path(__file__).parents[1]
+TERM, INT, USR2 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR2
+
+
+@pytest.mark.parametrize(
+    ("came", "requests"),
+    [
+        ([(TERM, 0)], 1),
+        ([(USR2, 0)], 1),
+        ([(TERM, 0), (TERM, 0.9)], 1),
+        ([(TERM, 0), (INT, 0.1), (USR2, 0.2)], 1),
+        ([(TERM, 0), (TERM, 1.1)], 2),
+        ([(INT, 0), (INT, 0.6), (INT, 1.2)], 2),
+        ([(USR2, 0), (TERM, 60)], 1),
+        ([(USR2, 0), (USR2, 60)], 1),
+        ([(TERM, 0), (USR2, 60)], 1),
+        ([(USR2, 0), (TERM, 60), (TERM, 90)], 2),
+    ],
+)
+def test_what_slurm_and_wrappers_send_together_is_one_request(monkeypatch, came, requests):
+    counted = signals.Requests()
+    for number, seconds in came:
+        monkeypatch.setattr(time, "monotonic", lambda seconds=seconds: seconds)
+        counted.add(number)
+    assert counted.count == requests
+
+
+# --- Small programs ----------------------------------------------------------------------------------------
+
+SLEEP_IN_C = "import ctypes; print('ready', flush=True); ctypes.CDLL(None).sleep(30)"  # no handler in Python would run
+
+
+def run(program):
+    """A program that has printed "ready"."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ready\n", process.stderr.read()
+    return process
+
+
+@pytest.mark.parametrize("number", [TERM, INT, USR2])
+def test_a_signal_is_answered_at_once_while_the_main_thread_is_in_c(number):
+    process = run(f"from t2t_jax import signals; signals.watch(); {SLEEP_IN_C}")
+    process.send_signal(number)
+    assert process.wait(5) == 3
+    assert process.stderr.read().strip() == f"stopped by {number.name}; the same command goes on"
+
+
+def test_a_signal_that_comes_too_late_for_the_block_ends_the_program_behind_it():
+    block = "with signals.deferred(print) as stopped: print('ready', flush=True); time.sleep(1)"
+    process = run(f"import time; from t2t_jax import signals\n{block}\nprint('went on')")
+    process.send_signal(TERM)
+    assert process.wait(5) == 3 and "went on" not in process.stdout.read()
+
+
+def test_an_ignored_warning_stays_ignored():
+    """As `experiments/trial_process.py` starts a trial."""
+    process = run(
+        "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN); "
+        f"from t2t_jax import signals; signals.watch(); {SLEEP_IN_C}"
+    )
+    process.send_signal(USR2)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
+    process.kill()
+    process.wait()
+
+
+def test_a_signal_to_a_forked_child_is_not_its_parents():
+    fork = "import os, signal, time; child = os.fork()\nif not child: time.sleep(3); os._exit(0)"
+    kill = "time.sleep(0.5); os.kill(child, signal.SIGTERM); print('child', os.wait()[1]); time.sleep(0.5)"
+    process = run(f"from t2t_jax import signals; signals.watch(); print('ready', flush=True)\n{fork}\n{kill}")
+    assert process.wait(5) == 0, process.stderr.read()
+    assert process.stdout.read() == f"child {int(TERM)}\n"
+
+
+# --- main.py -----------------------------------------------------------------------------------------------
+
+
+def line_of(process, word):
+    """Reads standard error up to a line with this word."""
+    for line in process.stderr:
+        if word in line:
+            return
+    raise AssertionError(f"{word!r} was never said")
+
+
+def catches_signals(process):
+    """Whether it has handlers: main.py does after its own few imports."""
+    mask = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1]
+    return int(mask, 16) >> (USR2 - 1) & 1
+
+
+@pytest.mark.slow
+def test_a_start_can_be_stopped_anywhere_and_the_same_command_goes_on(tmp_path):
+    """While importing, preparing data, compiling: at once, with a line and exit code 3."""
+    run, moments = tmp_path / "run", []
+    (tmp_path / "stores").mkdir()
+    preparing = lambda _: any((tmp_path / "stores").iterdir())
+    for number, moment in ((INT, catches_signals), (TERM, preparing), (USR2, "pieces;"), (TERM, "pieces;")):
+        process = start(tmp_path, run)
+        if callable(moment):
+            while not moment(process):
+                assert process.poll() is None, process.stderr.read()
+                time.sleep(0.001)
+        else:
+            line_of(process, moment)
+        process.send_signal(number)
+        begun = time.monotonic()
+        _, errors = process.communicate(timeout=30)
+        moments.append(time.monotonic() - begun)
+        assert process.returncode == 3, errors
+        assert errors.strip().splitlines()[-1] == f"stopped by {number.name}; the same command goes on"
+        assert "Traceback" not in errors
+    assert max(moments) < 5
+    process = start(tmp_path, run)
+    assert process.wait(300) == 0, process.stderr.read()
+    (tmp_path / "other").mkdir()
+    whole = start(tmp_path / "other", tmp_path / "whole")
+    assert whole.wait(300) == 0, whole.stderr.read()
+    assert_same_run(run, tmp_path / "whole", 200)
+
+
+# main.py, with a save that stops short of its manifest.
+SLOW_SAVE = """
+import pathlib, runpy, time
+from t2t_jax import checkpoints
+write = checkpoints.write_json
+
+def slow(path, value):
+    if int(path.parent.name) > 20:
+        pathlib.Path({mark!r}).touch()
+        time.sleep(60)
+    write(path, value)
+
+checkpoints.write_json = slow
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_save_and_the_checkpoint_before_it_is_intact(tmp_path):
+    whole = start(tmp_path, tmp_path / "whole")
+    assert whole.wait(300) == 0, whole.stderr.read()
+
+    run, mark = tmp_path / "run", tmp_path / "saving"
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW_SAVE.format(mark=str(mark)))
+    process = start(tmp_path, run, program=str(script))
+    while not mark.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
+    for number in (USR2, TERM, TERM):  # one request
+        process.send_signal(number)
+        time.sleep(0.2)
+    time.sleep(1)
+    assert process.poll() is None
+    process.send_signal(TERM)
+    assert process.wait(5) == 3
+    assert "stopped by SIGTERM; the same command goes on" in process.stderr.read()
+    assert saved_steps(run) == [20]
+
+    process = start(tmp_path, run)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0 and "resuming from step 20" in errors, errors
+    assert_same_run(tmp_path / "whole", run, 200)
+
+
+@pytest.mark.slow
+def test_a_translation_is_stopped_with_a_line_and_what_was_translated_is_there(tmp_path):
+    train(tiny_config(tmp_path), str(tmp_path / "run"))
+    command = [sys.executable, "main.py", "--mode=translate", f"--workdir={tmp_path}/run"]
+    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    process.stdin.write("\n" * 2000 + "one two\n"), process.stdin.flush()
+    assert process.stdout.readline() == "\n"
+    process.send_signal(TERM)
+    _, errors = process.communicate(timeout=5)
+    assert process.returncode == 3
+    assert errors.splitlines()[-1] == "stopped by SIGTERM; the same command goes on" and "Traceback" not in errors
