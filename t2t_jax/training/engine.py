@@ -37,7 +37,7 @@ class Machine(NamedTuple):
 
 
 class Engine(NamedTuple):
-    """A compiled training step, its number of microbatches, and a device's memory that the neediest batch takes."""
+    """A compiled training step, its number of microbatches, and the most memory that any batch needs of a device."""
 
     take_step: TakeStep
     parts: int
@@ -78,8 +78,8 @@ def _lower(step, state, mesh, batch, parts):
 def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine) -> tuple[int, dict[Shape, Any]]:
     """The least number of microbatches, of 1, 2, 4, …, in which every batch fits the memory, and the compiled steps.
 
-    The batch that is likely to need the most is the first of `batches`, then the one that was found to: only where it
-    fits are the others compiled.
+    The first of `batches`, likely to need the most, is compiled before the others, and these only where it fits. From
+    then on the one that needed the most is the first.
     """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
     rows = -(-max(len(batch["inputs"]) for batch in batches) // mesh.shape[sharding.DATA])
