@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from t2t_jax.data import cleaning
-from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
+from t2t_jax.data.corpora import CORPORA, SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.tokenizer import Tokenizer, longest_whole, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
@@ -87,7 +87,10 @@ class StoreSettings:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StoreSettings":
         """Those of `config.data`."""
-        fields = {field.name: data[field.name] for field in dataclasses.fields(cls)}
+        names = [field.name for field in dataclasses.fields(cls)]
+        if missing := [name for name in names if name not in data]:  # as in the runs that are imported
+            raise InputError(f"data.{missing[0]} is not in the config: the run has no data of its own; name your files")
+        fields = {name: data[name] for name in names}
         fields["vocabulary"] = str(Path(data["vocabulary"]).expanduser()) if data["vocabulary"] else ""
         return cls(**fields | {"cleaning": cleaning.Rules(**dict(data["cleaning"]))})
 
@@ -159,6 +162,7 @@ class TokenStore:
 
 def open_store(data: Mapping[str, Any]) -> TokenStore:
     """The store that the fields of `config.data` describe, prepared now if it is not there."""
+    choice("data.corpus", data["corpus"], CORPORA)
     settings = StoreSettings.of(data)  # checks itself, before anything is downloaded
     directory = Path(data["directory"]).expanduser()
     prefixes = {split: data[split] for split in SPLITS}
