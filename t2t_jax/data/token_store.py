@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from t2t_jax.data import cleaning
-from t2t_jax.data.corpora import CORPORA, SPLITS, Corpus, Pair, one_line, read_corpus
+from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.tokenizer import Tokenizer, longest_whole, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
@@ -162,7 +162,6 @@ class TokenStore:
 
 def open_store(data: Mapping[str, Any]) -> TokenStore:
     """The store that the fields of `config.data` describe, prepared now if it is not there."""
-    choice("data.corpus", data["corpus"], CORPORA)
     settings = StoreSettings.of(data)  # checks itself, before anything is downloaded
     directory = Path(data["directory"]).expanduser()
     prefixes = {split: data[split] for split in SPLITS}
