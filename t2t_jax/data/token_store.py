@@ -88,7 +88,10 @@ class StoreSettings:
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StoreSettings":
         """Those of `config.data`."""
-        fields = {field.name: data[field.name] for field in dataclasses.fields(cls)}
+        names = [field.name for field in dataclasses.fields(cls)]
+        if missing := [name for name in names if name not in data]:  # as in the runs that are imported
+            raise InputError(f"data.{missing[0]} is not in the config: the run has no data of its own; name your files")
+        fields = {name: data[name] for name in names}
         fields["vocabulary"] = str(Path(data["vocabulary"]).expanduser()) if data["vocabulary"] else ""
         return cls(**fields | {"cleaning": cleaning.Rules(**dict(data["cleaning"]))})
 

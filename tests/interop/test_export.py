@@ -102,7 +102,7 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
 
 def test_an_imported_run_has_no_test_set_of_its_own_and_says_so(run, capsys):
     code = main.main(["main.py", "--mode=evaluate", f"--workdir={run}"])
-    assert code == 2 and "data.train is empty" in capsys.readouterr().err.splitlines()[-1]
+    assert code == 2 and "the run has no data of its own" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,38 @@
+import dataclasses
+import math
+
+import pytest
+
+from t2t_jax.errors import InputError, Range, check_ranges
+
+
+@dataclasses.dataclass
+class Sizes:
+    count: int = 1
+    share: float = 0.5
+
+    def __post_init__(self):
+        check_ranges({"count": Range(1, 10), "share": Range(0, 1, open_below=True, open_above=True)}, self, "sizes.")
+
+
+def test_a_range_holds_its_ends_unless_they_are_open():
+    assert [value in Range(1, 3) for value in (0, 1, 2, 3, 4)] == [False, True, True, True, False]
+    assert [value in Range(0, 1, open_below=True, open_above=True) for value in (0, 0.5, 1)] == [False, True, False]
+    assert [value in Range(0) for value in (math.nan, math.inf, -math.inf, 10**400)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"count": 11}, "sizes.count must be at least 1 and at most 10; got 11"),
+        ({"count": 10**9999}, r"sizes.count must be at least 1 and at most 10; got 2\*\*33215 or more"),
+        ({"count": 2.5}, "sizes.count must be a whole number; got 2.5"),
+        ({"count": "2"}, "sizes.count must be a whole number; got '2'"),
+        ({"share": None}, "sizes.share must be a number; got None"),
+        ({"share": 1.0}, "sizes.share must be above 0 and below 1; got 1.0"),
+        ({"share": math.nan}, "sizes.share must be finite, above 0 and below 1; got nan"),
+    ],
+)
+def test_what_is_outside_is_refused_by_field_value_and_what_would_work(values, said):
+    with pytest.raises(InputError, match=f"^{said}$"):
+        Sizes(**values)
