@@ -1,16 +1,18 @@
 """What `benchmarks.faults` does to runs: kills their process, damages their files, and looks at what is left."""
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +47,8 @@ class Outcome(NamedTuple):
         return Outcome(*(a + b for a, b in zip(self, other, strict=True)))
 
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+_DEATHS = tuple(-number for number in _SIGNALS)
 SURVIVED, LOST, WRONG = Outcome(1, 1), Outcome(1, 0, 1), Outcome(1, 0, 0, 1)
 
 
@@ -75,9 +79,10 @@ class Experiment:
             "evaluate": {"interval_steps": 0, "samples": 0},
         }
 
-    def start(self, run: str) -> "Command":
-        """Trains in a process of its own; the same call resumes."""
-        return Command([f"--config={self.folder}/config.py", f"--workdir={self.folder / run}"], self.folder / "log")
+    def start(self, run: str, most_bytes: int | None = None) -> "Command":
+        """Trains in a process of its own, whose files may have `most_bytes`; the same call resumes."""
+        arguments = [f"--config={self.folder}/config.py", f"--workdir={self.folder / run}"]
+        return Command(arguments, self.folder / "log", most_bytes)
 
     def train(self, run: str) -> Path:
         """Trains to the end."""
@@ -90,11 +95,11 @@ class Experiment:
 class Command:
     """`main.py` in a process of its own, which has imported everything when it begins."""
 
-    def __init__(self, arguments: Sequence[str], log: Path):
+    def __init__(self, arguments: Sequence[str], log: Path, most_bytes: int | None = None):
         self._log = log
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["main", "t2t_jax.training.loop"])
-        self._process = context.Process(target=_main, args=(["main.py", *arguments], str(log)), daemon=True)
+        self._process = context.Process(target=_main, args=(["main.py", *arguments], str(log), most_bytes))
         self._process.start()
 
     @property
@@ -115,9 +120,11 @@ class Command:
         return self._process.exitcode, self._log.read_text(errors="replace")
 
 
-def _main(arguments: list[str], log: str) -> None:
+def _main(arguments: list[str], log: str, most_bytes: int | None) -> None:
     import main
 
+    if most_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -182,8 +189,7 @@ def kills(folder: Path, count: int, seed: int, moment: str) -> Outcome:
             good = newest_good(run)
             outcome += LOST if good < newest else WRONG if "Traceback" in log else SURVIVED
             newest = good
-        if code or trained_to(run) != expected:
-            outcome += Outcome(0, -1, 0, 1)
+        outcome += Outcome(0, -1, 0, 1) if code else _compared(run, expected)
         shutil.rmtree(run)
     return outcome
 
@@ -207,28 +213,57 @@ def newest_good(run: Path) -> int:
     return next(iter(Checkpoints(run / "checkpoints").newest_good(1)), 0)
 
 
-def stops(folder: Path, count: int, seed: int, numbers: Sequence[int], twice: bool) -> Outcome:
+def stops(folder: Path, count: int, seed: int, twice: bool) -> Outcome:
     """Runs asked to stop at random moments, or twice, the second time while they save; the same command resumes."""
     rng, experiment = random.Random(seed), Experiment(folder)
-    expected, outcome, number = trained_to(experiment.train("whole")), Outcome(), 0
+    begun = time.monotonic()
+    expected = trained_to(experiment.train("whole"))
+    usual, outcome, number = time.monotonic() - begun, Outcome(), 0
     while outcome.trials < count:
         run, number = folder / f"stopped_{number}", number + 1
         while True:
             process = experiment.start(run.name)
             if outcome.trials < count:
-                time.sleep(rng.uniform(0, 6))
-                process.signal(rng.choice(numbers))
-                if twice:
-                    time.sleep(rng.uniform(0, 0.3))
-                    process.signal(rng.choice(numbers))
+                time.sleep(rng.uniform(0, usual))
+                process.signal(rng.choice(_SIGNALS))
+                if twice:  # more than a second later, as those within a second are one request
+                    time.sleep(rng.uniform(1, 1.5))
+                    process.signal(rng.choice(_SIGNALS))
             code, log = process.end()
             if code == 0:
                 break
-            outcome += SURVIVED if code == 3 and "Traceback" not in log else WRONG
-        if trained_to(run) != expected:
-            outcome += Outcome(0, -1, 0, 1)
+            # A process that has not yet begun to listen dies of the signal, as any would.
+            stopped = code == 3 or (code in _DEATHS and not log)
+            outcome += SURVIVED if stopped and "Traceback" not in log else WRONG
+        outcome += _compared(run, expected)
         shutil.rmtree(run)
     return outcome
+
+
+def full_disks(folder: Path, count: int, seed: int) -> Outcome:
+    """Saves that find no room, from some step on: one line, and with room again the same command ends the run."""
+    rng, experiment = random.Random(seed), Experiment(folder)
+    expected, outcome = trained_to(experiment.train("whole")), Outcome()
+    for number in range(count):
+        run = folder / f"full_{number}"
+        process = experiment.start(run.name)
+        wait_for_save(process, run, rng)
+        process.signal(signal.SIGTERM)
+        process.end()
+        newest = newest_good(run)
+        code, log = experiment.start(run.name, most_bytes=rng.randrange(1 << 12, 1 << 15)).end()
+        if newest_good(run) < newest:
+            outcome += LOST
+        else:
+            outcome += SURVIVED if code == 2 and "File too large" in log and "Traceback" not in log else WRONG
+        experiment.train(run.name)
+        outcome += _compared(run, expected)
+    return outcome
+
+
+def _compared(run: Path, expected: dict[str, Any]) -> Outcome:
+    """Turns the last trial of a run into a wrong one if the run did not end as one without a fault."""
+    return Outcome() if trained_to(run) == expected else Outcome(0, -1, 0, 1)
 
 
 # --- Damage ------------------------------------------------------------------------------------------------
@@ -352,16 +387,13 @@ class Patient:
         }
 
 
-def damages(folder: Path, count: int, seed: int, kinds_of_damage: Sequence[Damage]) -> tuple[Outcome, list[str]]:
-    """`count` damaged files, the kinds of files in turn; and what was wrong."""
-    rng, patient, outcome, wrong = random.Random(seed), Patient(folder), Outcome(), []
-    for kind in _in_turn(sorted(patient.kinds()), count):
-        path = rng.choice(patient.kinds()[kind])
-        found, what = patient.try_damage(path, rng.choice(kinds_of_damage), rng)
+def damages(folder: Path, count: int, seed: int, kinds_of_damage: Sequence[Damage]) -> Outcome:
+    """`count` damaged files, the kinds of files in turn; says what was wrong."""
+    rng, patient, outcome = random.Random(seed), Patient(folder), Outcome()
+    kinds = patient.kinds()
+    for _, kind in zip(range(count), itertools.cycle(sorted(kinds)), strict=False):
+        found, what = patient.try_damage(rng.choice(kinds[kind]), rng.choice(kinds_of_damage), rng)
         outcome += found
-        wrong += [what] if what else []
-    return outcome, wrong
-
-
-def _in_turn(items: Sequence[str], count: int) -> Iterator[str]:
-    return (items[index % len(items)] for index in range(count))
+        if what:
+            print(what, file=sys.stderr)
+    return outcome

@@ -1,0 +1,118 @@
+"""What it costs that nothing is lost silently: the checks of every step, and those of every save.
+
+    python -m benchmarks.guards [--output FILE.json] [--rounds 7] [--model base|big]
+
+A step of 1,024 + 1,024 tokens with and without its checks (finite parameters, the CRC-32 of the batch) takes turns in
+one process. A save's checks are the comparison of the copies (`check_state`) and the SHA-256 of each file, as a share
+of the paper's ten minutes between saves.
+"""
+
+import argparse
+import functools
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks import measure
+from configs import base_ende, big_ende
+from t2t_jax import sharding
+from t2t_jax.checkpoints import CheckpointWriter
+from t2t_jax.files import sha256
+from t2t_jax.model.transformer import Transformer, TransformerConfig
+from t2t_jax.training import loop, train_step
+from t2t_jax.training.agreement import check_state
+
+VOCAB, ROWS, LENGTH = 37_000, 32, 32
+SECONDS_BETWEEN_SAVES = 600.0  # §6.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", help="where to write the numbers as JSON")
+    parser.add_argument("--rounds", type=int, default=7, help="steps of each kind, taken in turns")
+    parser.add_argument("--model", choices=["base", "big"], default="base")
+    arguments = parser.parse_args()
+
+    found_under = measure.conditions(["jax", "orbax-checkpoint"]) | {"model": arguments.model}
+    config = {"base": base_ende, "big": big_ende}[arguments.model].get_config()
+    state, steps, batch = _training(config)
+    results = _of_a_save(state) | _of_a_step(state, steps, batch, arguments.rounds)
+    for name, value in results.items():
+        print(f"{name:<32}{value:12.4f}")
+    measure.write(arguments.output, found_under, results)
+
+
+def _training(config: Any) -> tuple[train_step.TrainState, dict[str, Callable], dict[str, np.ndarray]]:
+    """A new state, the compiled step with and without its checks, and a batch without padding."""
+    model = Transformer(TransformerConfig(vocab_size=VOCAB, **config.model))
+    optimizer, key = loop.make_optimizer(config), jax.random.key(0)
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    init = functools.partial(train_step.init_state, model, optimizer)
+    layout = sharding.of_state(jax.eval_shape(init, key), mesh, False)
+    state = jax.jit(init, out_shardings=layout)(key)
+    batch = {
+        name: np.random.default_rng(0).integers(3, VOCAB, (ROWS, LENGTH), np.int32) for name in ("inputs", "targets")
+    }
+    take = functools.partial(train_step.train_step, model, optimizer, config.train.label_smoothing, 1, key)
+    compiled = lambda: jax.jit(take).lower(state, batch).compile()
+    steps = {"checked": compiled()}
+    with mock.patch.object(train_step, "_all_finite", lambda tree: jnp.ones((), bool)):
+        steps["unchecked"] = compiled()
+    return state, steps, batch
+
+
+def _of_a_save(state: train_step.TrainState) -> dict[str, float]:
+    """Seconds of the checks, of the whole save, and the share of the checks in the time between saves."""
+    mesh = state.step.sharding.mesh
+    seconds = [_seconds(lambda: check_state(state, mesh, {"step": 0})) for _ in range(4)][1:]  # the first compiles
+    with tempfile.TemporaryDirectory() as folder:
+        writer = CheckpointWriter(Path(folder))
+        saving = _seconds(lambda: writer.save(0, state.params, state.optimizer, {}))
+        files = [path for path in Path(folder).rglob("*") if path.is_file()]
+        hashing = _seconds(lambda: [sha256(path) for path in files])
+    checks = statistics.median(seconds)
+    return {
+        "check_state_seconds": checks,
+        "sha256_seconds": hashing,
+        "save_seconds": saving,
+        "gib": sum(x.nbytes for x in jax.tree.leaves(state)) / 2**30,
+        "share_of_ten_minutes": (checks + hashing) / SECONDS_BETWEEN_SAVES,
+    }
+
+
+def _of_a_step(
+    state: train_step.TrainState, steps: dict[str, Callable], batch: dict[str, np.ndarray], rounds: int
+) -> dict[str, float]:
+    """Seconds of a step, and what its checks add to it."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for round_ in range(rounds + 1):
+        for name, step in list(steps.items())[:: 1 if round_ % 2 else -1]:
+            taken = _seconds(lambda step=step: jax.block_until_ready(step(state, batch)))
+            if round_:
+                seconds[name].append(taken)
+    crc = statistics.median(_seconds(lambda: [zlib.crc32(x) for x in batch.values()]) for _ in range(100))
+    step = statistics.median(seconds["unchecked"])
+    return {
+        "step_seconds": step,
+        "crc32_share_of_step": crc / step,
+        "finite_share_of_step": measure.ratio(seconds, "checked", "unchecked") - 1,
+    }
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main()
