@@ -19,7 +19,7 @@ from experiments.kinds import LIST, NUMBER, OBJECT, TEXT, WHOLE, check_kinds, is
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs
 from t2t_jax.evaluation.significance import paired_bootstrap
-from t2t_jax.files import read_json, read_object, read_text, sha256, write_json
+from t2t_jax.files import existing_file, read_json, read_object, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder
 
 Record = dict[str, Any]
@@ -144,10 +144,8 @@ def read_records(folder: str | Path) -> list[Record]:
 
 def read_record(path: str | Path) -> Record:
     """The record in a file."""
-    try:
-        record = check_kinds(read_json(Path(path)), {}, f"record: {path}")
-    except OSError as error:
-        raise InputError(f"record: {path} is no JSON file that can be read: {error.strerror}") from None
+    path = existing_file("record", path, "give a record that experiments.records wrote, or a run folder")
+    record = check_kinds(read_json(path), {}, f"record: {path}")
     for field in OF_RECORD:
         if field not in record:
             raise InputError(f"record: no {field} in {path}; `experiments.records.record_of` makes records of runs")

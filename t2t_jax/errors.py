@@ -115,16 +115,22 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+def stop_reason(error: BaseException) -> tuple[str, int] | None:
+    """The line and the exit code of a reason to stop that is no bug of ours; None for any other error."""
+    if isinstance(error, StopError):
+        return str(error), error.exit_code
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and (reason := storage_reason(error)):
+        where = error.filename2 or error.filename or "a file"
+        return f"{where}: {reason}; mend that, or give another path", InputError.exit_code
+    return None
+
+
 def exit_code_of(command: Callable[[], int | None]) -> int:
     """What a process returns that runs `command`, which may return a code itself; a reason to stop is one line."""
     try:
         return command() or 0
-    except StopError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) or storage_reason(error) is None:
+    except (StopError, OSError) as error:
+        if (stop := stop_reason(error)) is None:
             raise
-        where = error.filename2 or error.filename or "a file"
-        print(f"error: {where}: {storage_reason(error)}; mend that, or give another path", file=sys.stderr)
-        return InputError.exit_code
+        print(f"error: {stop[0]}", file=sys.stderr)
+        return stop[1]

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from t2t_jax.errors import InterruptedRun, StopError
+from t2t_jax.errors import InterruptedRun, stop_reason
 from t2t_jax.signals import leave
 
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -127,7 +127,7 @@ class Peers:
             self._leave()
             raise
         except Exception as error:
-            if not isinstance(error, StopError):  # perhaps of a collective operation that has lost a process,
+            if stop_reason(error) is None:  # perhaps of a collective operation that has lost a process,
                 time.sleep(_PATIENCE_SECONDS)  # which the thread finds about now, and then ends this one
             self._fail(error)
         self._leave()
@@ -139,8 +139,9 @@ class Peers:
     def _fail(self, error: Exception) -> None:
         """Ends the process. An ordinary exit would wait for the others, while they wait for this one in a step."""
         self._is_failing = True
-        if isinstance(error, StopError):
-            print(f"error: {error}", file=sys.stderr)
+        stop = stop_reason(error)
+        if stop:
+            print(f"error: {stop[0]}", file=sys.stderr)
         else:
             traceback.print_exception(error)
         for peer in self._peers:
@@ -149,7 +150,7 @@ class Peers:
                 peer.connection.shutdown(socket.SHUT_WR)
         sys.stdout.flush(), sys.stderr.flush()
         _wait_for_end(self._peers)
-        os._exit(error.exit_code if isinstance(error, StopError) else 1)
+        os._exit(stop[1] if stop else 1)
 
 
 def _wait_for_end(peers: list[Peer]) -> None:

@@ -101,6 +101,7 @@ class RunFolder:
 
     def describe(self, config: dict[str, Any], vocabulary: bytes) -> None:
         """Writes the configuration and the vocabulary: with a checkpoint, all that reading the run needs."""
+        self.path.mkdir(parents=True, exist_ok=True)
         write_object(self._config, config)
         write_bytes(self.vocabulary, vocabulary)
 

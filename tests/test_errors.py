@@ -25,7 +25,7 @@ def test_a_range_holds_its_ends_unless_they_are_open():
     ("values", "said"),
     [
         ({"count": 11}, "sizes.count must be at least 1 and at most 10; got 11"),
-        ({"count": 10**9999}, r"sizes.count must be at least 1 and at most 10; got 2\*\*33215 or more"),
+        ({"count": 10**9999}, r"sizes.count must be at least 1 and at most 10; got an integer of 33216 bits"),
         ({"count": 2.5}, "sizes.count must be a whole number; got 2.5"),
         ({"count": "2"}, "sizes.count must be a whole number; got '2'"),
         ({"share": None}, "sizes.share must be a number; got None"),

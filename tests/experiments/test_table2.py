@@ -112,7 +112,7 @@ def test_what_is_not_of_table_2_is_refused(tmp_path, capsys):
     for arguments, said in [
         ([other], "run: other has data.corpus=home_assistant"),
         ([one, two], "run: one (seed 0) and two (seed 1) are both base EN-DE; give one of them"),
-        ([tmp_path / "absent"], "no JSON file that can be read"),
+        ([tmp_path / "absent"], "record: no file "),
         ([one, "--sustained_tflops=H100"], "--sustained_tflops=H100: must be NAME=VALUE"),
         ([one, "--sustained_tflops=H100=nan"], "must be NAME=VALUE with a value above 0"),
         ([one, "--sustained_tflops=H200=60"], "no run here is on a device named so; theirs are: NVIDIA H100 80GB HBM3"),
