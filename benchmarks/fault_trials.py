@@ -1,14 +1,15 @@
 """What `benchmarks.faults` does to runs: kills their process, damages their files, and looks at what is left."""
 
+import contextlib
 import hashlib
 import itertools
 import json
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -48,7 +49,6 @@ class Outcome(NamedTuple):
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-_DEATHS = tuple(-number for number in _SIGNALS)
 SURVIVED, LOST, WRONG = Outcome(1, 1), Outcome(1, 0, 1), Outcome(1, 0, 0, 1)
 
 
@@ -79,10 +79,9 @@ class Experiment:
             "evaluate": {"interval_steps": 0, "samples": 0},
         }
 
-    def start(self, run: str, most_bytes: int | None = None) -> "Command":
-        """Trains in a process of its own, whose files may have `most_bytes`; the same call resumes."""
-        arguments = [f"--config={self.folder}/config.py", f"--workdir={self.folder / run}"]
-        return Command(arguments, self.folder / "log", most_bytes)
+    def start(self, run: str) -> "Command":
+        """Trains in a process of its own; the same call resumes."""
+        return Command([f"--config={self.folder}/config.py", f"--workdir={self.folder / run}"], self.folder / "log")
 
     def train(self, run: str) -> Path:
         """Trains to the end."""
@@ -95,11 +94,12 @@ class Experiment:
 class Command:
     """`main.py` in a process of its own, which has imported everything when it begins."""
 
-    def __init__(self, arguments: Sequence[str], log: Path, most_bytes: int | None = None):
+    def __init__(self, arguments: Sequence[str], log: Path):
         self._log = log
+        log.write_text("")
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["main", "t2t_jax.training.loop"])
-        self._process = context.Process(target=_main, args=(["main.py", *arguments], str(log), most_bytes))
+        self._process = context.Process(target=_main, args=(["main.py", *arguments], str(log)))
         self._process.start()
 
     @property
@@ -120,11 +120,11 @@ class Command:
         return self._process.exitcode, self._log.read_text(errors="replace")
 
 
-def _main(arguments: list[str], log: str, most_bytes: int | None) -> None:
+def _main(arguments: list[str], log: str) -> None:
     import main
+    from t2t_jax import signals
 
-    if most_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
+    signals.watch()  # as main.py does when it is the program
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -187,7 +187,7 @@ def kills(folder: Path, count: int, seed: int, moment: str) -> Outcome:
             if code != -signal.SIGKILL:
                 break
             good = newest_good(run)
-            outcome += LOST if good < newest else WRONG if "Traceback" in log else SURVIVED
+            outcome += LOST if good < newest else _wrong(log) if "Traceback" in log else SURVIVED
             newest = good
         outcome += Outcome(0, -1, 0, 1) if code else _compared(run, expected)
         shutil.rmtree(run)
@@ -224,7 +224,7 @@ def stops(folder: Path, count: int, seed: int, twice: bool) -> Outcome:
         while True:
             process = experiment.start(run.name)
             if outcome.trials < count:
-                time.sleep(rng.uniform(0, usual))
+                time.sleep(rng.uniform(0.2, usual))  # not before it listens
                 process.signal(rng.choice(_SIGNALS))
                 if twice:  # more than a second later, as those within a second are one request
                     time.sleep(rng.uniform(1, 1.5))
@@ -232,38 +232,54 @@ def stops(folder: Path, count: int, seed: int, twice: bool) -> Outcome:
             code, log = process.end()
             if code == 0:
                 break
-            # A process that has not yet begun to listen dies of the signal, as any would.
-            stopped = code == 3 or (code in _DEATHS and not log)
-            outcome += SURVIVED if stopped and "Traceback" not in log else WRONG
+            outcome += SURVIVED if code == 3 and "Traceback" not in log else _wrong(f"exit code {code}: {log}")
         outcome += _compared(run, expected)
         shutil.rmtree(run)
     return outcome
 
 
 def full_disks(folder: Path, count: int, seed: int) -> Outcome:
-    """Saves that find no room, from some step on: one line, and with room again the same command ends the run."""
+    """Disks that fill up while a run trains: one line, and with room again the same command ends the run.
+
+    Needs the right to mount a file system, a small one in memory; without it nothing is tried.
+    """
     rng, experiment = random.Random(seed), Experiment(folder)
     expected, outcome = trained_to(experiment.train("whole")), Outcome()
-    for number in range(count):
-        run = folder / f"full_{number}"
-        process = experiment.start(run.name)
+    run = folder / "disk" / "run"
+    run.parent.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(run.parent)], capture_output=True)
+    for _ in range(0 if mounted.returncode else count):
+        process = experiment.start("disk/run")
+        while process.is_running and not newest_good(run):
+            time.sleep(0.01)
         wait_for_save(process, run, rng)
-        process.signal(signal.SIGTERM)
-        process.end()
-        newest = newest_good(run)
-        code, log = experiment.start(run.name, most_bytes=rng.randrange(1 << 12, 1 << 15)).end()
-        if newest_good(run) < newest:
-            outcome += LOST
-        else:
-            outcome += SURVIVED if code == 2 and "File too large" in log and "Traceback" not in log else WRONG
-        experiment.train(run.name)
+        with contextlib.suppress(OSError), (run.parent / "filler").open("wb", buffering=0) as filler:
+            while process.is_running:
+                filler.write(bytes(1 << 12))
+        code, log = process.end()
+        is_one_line = code == 2 and "No space left on device" in log.splitlines()[-1] and "Traceback" not in log
+        outcome += LOST if newest_good(run) == 0 else SURVIVED if is_one_line else _wrong(log)
+        (run.parent / "filler").unlink()
+        experiment.train("disk/run")
         outcome += _compared(run, expected)
+        shutil.rmtree(run)
+    if not mounted.returncode:
+        subprocess.run(["umount", "--lazy", str(run.parent)], check=True)
     return outcome
 
 
 def _compared(run: Path, expected: dict[str, Any]) -> Outcome:
     """Turns the last trial of a run into a wrong one if the run did not end as one without a fault."""
-    return Outcome() if trained_to(run) == expected else Outcome(0, -1, 0, 1)
+    found = trained_to(run)
+    if found == expected:
+        return Outcome()
+    _wrong(f"{run}: {found} in place of {expected}")
+    return Outcome(0, -1, 0, 1)
+
+
+def _wrong(what: str) -> Outcome:
+    print(what, file=sys.stderr)
+    return WRONG
 
 
 # --- Damage ------------------------------------------------------------------------------------------------

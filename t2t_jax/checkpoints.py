@@ -7,6 +7,7 @@ that has a number for a name is complete, and one that does not match its manife
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -179,7 +180,8 @@ class CheckpointWriter(Checkpoints):
             items["optimizer"] = ocp.args.StandardSave(optimizer)
         unfinished = self.directory / f"{step}{_UNFINISHED}"
         failed = f"checkpoint {step} could not be saved; those before it are intact, the same command resumes"
-        with storage_errors(failed), self._alone():
+        num_bytes = sum(x.nbytes for x in jax.tree.leaves((params, optimizer)))
+        with storage_errors(failed), self._alone(num_bytes):
             self._orbax.save(unfinished, args=ocp.args.Composite(**items))
             if sharding.is_main():
                 sums = {str(path.relative_to(unfinished)): sha256(path) for path in _files(unfinished)}
@@ -189,8 +191,8 @@ class CheckpointWriter(Checkpoints):
         sharding.wait_for_all(f"checkpoint {step} of {self.directory}")
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """The main process alone writes here, without what a killed save has left."""
+    def _alone(self, num_bytes: int) -> Iterator[None]:
+        """The main process alone writes here, without what a killed save has left, if there is room for so much."""
         if not sharding.is_main():
             yield
             return
@@ -199,6 +201,9 @@ class CheckpointWriter(Checkpoints):
             for path in self.directory.iterdir():
                 if path.name.endswith((_UNFINISHED, _REMOVED)) or _ORBAX_UNFINISHED in path.name:
                     shutil.rmtree(path)
+            # Where there is no room, Orbax fails in several threads at once, each with a traceback.
+            if shutil.disk_usage(self.directory).free < num_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
             yield
 
     def _delete_old(self, newest: int) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tensorboardX
 from absl import logging
 
 from t2t_jax.errors import DamagedError, InputError, StopError, shown, storage_reason
+from t2t_jax.event_file import EventFile
 from t2t_jax.files import flat, hold, read_object, write_bytes, write_lines, write_object
 
 # What may change between the parts of a run that was stopped and resumed: nothing that moves the weights. Where
@@ -97,7 +97,7 @@ class RunFolder:
         kept = [line for line, record in self._read_metrics() if record["step"] <= step]
         self.describe(config, vocabulary)
         write_lines(self._metrics, kept)
-        self._events = tensorboardX.SummaryWriter(str(self.path / "tensorboard"), purge_step=step + 1)
+        self._events = EventFile(self.path / "tensorboard", step + 1)
 
     def describe(self, config: dict[str, Any], vocabulary: bytes) -> None:
         """Writes the configuration and the vocabulary: with a checkpoint, all that reading the run needs."""
@@ -193,13 +193,10 @@ class RunFolder:
         record = {"step": step, **metrics}
         with self._metrics.open("a") as file:
             file.write(json.dumps(record | {"crc32": _crc32(record)}) + "\n")
-        for name, value in metrics.items():
-            self._events.add_scalar(name, value, step)
+        self._events.add(step, metrics)
 
     def close(self) -> None:
-        """Flushes the logs and lets others have the folder."""
-        if self._events:
-            self._events.close()
+        """Lets others have the folder."""
         if self._lock:
             self._lock.close()
 

@@ -11,6 +11,7 @@ LEVELS = {
     "t2t_jax.errors": -3,
     "t2t_jax.signals": -2,
     "t2t_jax.peers": -1,
+    "t2t_jax.event_file": 0,
     "t2t_jax.files": 0,
     "t2t_jax.huge_pages": 0,
     "t2t_jax.progress_bar": 0,
@@ -31,8 +32,8 @@ LEVELS = {
     "experiments": 7,
 }
 NO_JAX = (
-    "t2t_jax.errors", "t2t_jax.files", "t2t_jax.huge_pages", "t2t_jax.peers", "t2t_jax.progress_bar",
-    "t2t_jax.provenance", "t2t_jax.run_folder", "t2t_jax.signals", "t2t_jax.data",
+    "t2t_jax.errors", "t2t_jax.event_file", "t2t_jax.files", "t2t_jax.huge_pages", "t2t_jax.peers",
+    "t2t_jax.progress_bar", "t2t_jax.provenance", "t2t_jax.run_folder", "t2t_jax.signals", "t2t_jax.data",
 )  # fmt: skip
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
 

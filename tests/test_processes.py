@@ -91,7 +91,7 @@ def train_and_keep(directory, process_id):
 @pytest.mark.parametrize("seconds", [1.0, float("nan"), float("inf")])
 def test_a_limit_that_is_none_is_refused(seconds):
     with (
-        pytest.raises(InputError, match="machine.peer_timeout_seconds must be at least 5 and finite"),
+        pytest.raises(InputError, match="machine.peer_timeout_seconds must be .*at least 5"),
         sharding.joined_processes("127.0.0.1:1", 2, 1, seconds),
     ):
         pass

@@ -1,5 +1,6 @@
 """Stopped and resumed = never stopped; the same seed = the same run. To the last bit."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -33,7 +34,7 @@ def weights(run, step):
 
 def losses(run):
     records = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
-    return [(record["step"], record["loss"], record["nll"]) for record in records if "loss" in record]
+    return [(r["step"], r["loss"], r["nll"], r["batches_crc32"]) for r in records if "loss" in r]
 
 
 def assert_same_run(one, other, step):
@@ -69,9 +70,13 @@ def get_config():
 LONG = "train__train_steps=200, train__log_interval=10, checkpoint__interval_steps=20"
 
 
+def write_config(directory, fields=LONG):
+    (directory / "config.py").write_text(CONFIG.format(directory=str(directory), fields=fields))
+
+
 def start(directory, run, *flags, fields=LONG, program="main.py"):
     """A real process on one device, as a user starts it."""
-    (directory / "config.py").write_text(CONFIG.format(directory=str(directory), fields=fields))
+    write_config(directory, fields)
     command = [sys.executable, program, f"--config={directory}/config.py", f"--workdir={run}", *flags]
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
@@ -82,7 +87,7 @@ def start(directory, run, *flags, fields=LONG, program="main.py"):
 def wait_for_checkpoint(process, run, after=-1):
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
-        steps = [int(p.parent.name) for p in run.glob("checkpoints/*/manifest.json")]
+        steps = saved_steps(run)
         if steps and max(steps) > after:
             return max(steps)
         assert process.poll() is None, process.stderr.read()
@@ -91,7 +96,7 @@ def wait_for_checkpoint(process, run, after=-1):
 
 
 def saved_steps(run):
-    return sorted(int(path.parent.name) for path in run.glob("checkpoints/*/manifest.json"))
+    return sorted(int(path.name) for path in run.glob("checkpoints/*") if path.name.isdecimal())
 
 
 @pytest.mark.slow
@@ -285,6 +290,49 @@ def test_what_was_evaluated_at_the_end_is_what_evaluate_says(tmp_path):
     result = train(tiny_config(tmp_path, train__dtype="bfloat16"), str(tmp_path / "run"))
     given = dict.fromkeys(("step", "source", "reference", "output", "dtype"))
     assert result["evaluation_dtype"] == "float32" and evaluate_run(str(tmp_path / "run"), **given) == result["test"]
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of its own, and a function that mounts it again, "ro" or "rw"."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = lambda *options: subprocess.run(["mount", *options, str(folder)], capture_output=True).returncode
+    if mount("-t", "tmpfs", "-o", "size=32m", "tmpfs"):
+        pytest.skip("may not mount")
+    yield folder, lambda how: mount("-o", f"remount,{how}")
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(path):
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1024))
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_or_read_only_is_one_line_and_nothing_is_lost(tmp_path, disk):
+    folder, remount = disk
+    run, fields = folder / "run", LONG.replace("interval_steps=20", "interval_steps=2")
+
+    def refused(process, said):
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2 and said in errors.splitlines()[-1] and "Traceback" not in errors, errors
+
+    process = start(tmp_path, run, fields=fields)
+    wait_for_checkpoint(process, run)
+    fill(folder / "filler")
+    refused(process, "No space left on device")
+    newest = Checkpoints(run / "checkpoints").newest_good(1)
+    refused(start(tmp_path, run, fields=fields), "No space left on device")
+    (folder / "filler").unlink()
+    assert remount("ro") == 0
+    refused(start(tmp_path, run, fields=fields), "Read-only file system")
+    assert remount("rw") == 0
+    resumed, whole = (start(tmp_path, path, fields=fields) for path in (run, tmp_path / "whole"))
+    errors = resumed.communicate(timeout=300)[1]
+    assert resumed.returncode == whole.wait(300) == 0 and f"resuming from step {newest[0]}" in errors
+    assert_same_run(tmp_path / "whole", run, 200)
 
 
 @pytest.mark.slow

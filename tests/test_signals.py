@@ -44,7 +44,8 @@ def test_what_slurm_and_wrappers_send_together_is_one_request(monkeypatch, came,
 
 # --- Small programs ----------------------------------------------------------------------------------------
 
-SLEEP_IN_C = "import ctypes; print('ready', flush=True); ctypes.CDLL(None).sleep(30)"  # no handler in Python would run
+# No handler in Python would run. A signal ends the C function early, so it is called again.
+SLEEP_IN_C = "import ctypes; print('ready', flush=True); list(map(ctypes.CDLL(None).sleep, [30] * 9))"
 
 
 def run(program):

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.test_resume import CONFIG, ROOT, assert_same_run, saved_steps, start
+from tests.test_resume import ROOT, assert_same_run, saved_steps, start, write_config
 
 pytestmark = [
     pytest.mark.slurm,
@@ -42,7 +42,7 @@ def wait(what, job, log, seconds=120):
 
 def test_a_job_that_is_warned_saves_is_requeued_and_resumes_exactly(tmp_path):
     run, log, script = tmp_path / "run", tmp_path / "job.log", tmp_path / "job.sh"
-    (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
+    write_config(tmp_path)
     script.write_text(JOB.format(python=sys.executable, directory=tmp_path, run=run))
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
     submitted = subprocess.run(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.runs import tiny_config
+from tests.test_resume import saved_steps
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,7 +74,7 @@ class Sweep:
 
     def saved(self, row: str) -> int:
         """The step of the last checkpoint; -1 without one."""
-        return max((int(p.parent.name) for p in self.trial(row).glob("checkpoints/*/manifest.json")), default=-1)
+        return max(saved_steps(self.trial(row)), default=-1)
 
     def process(self, row: str) -> int | None:
         """The process that trains it."""

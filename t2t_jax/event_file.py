@@ -1,0 +1,44 @@
+"""The numbers of a run as TensorBoard reads them.
+
+tensorboardX knows the format; its own writer has a thread and buffers, which fail behind our back where the disk does.
+"""
+
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
+
+
+class EventFile:
+    """A new event file in a folder; what earlier ones say of `first_step` and later is void."""
+
+    def __init__(self, folder: Path, first_step: int):
+        folder.mkdir(exist_ok=True)
+        self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"
+        self._append(
+            Event(file_version="brain.Event:2"),
+            Event(step=first_step, session_log=SessionLog(status=SessionLog.START)),
+        )
+
+    def add(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Appends the numbers of a step."""
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        self._append(Event(step=step, summary=Summary(value=values)))
+
+    def _append(self, *events: Event) -> None:
+        for event in events:
+            event.wall_time = time.time()
+        with self._path.open("ab") as file:
+            file.write(b"".join(_record(event.SerializeToString()) for event in events))
+
+
+def _record(data: bytes) -> bytes:
+    """A record of a TFRecord file: its length and itself, each with a masked CRC-32C."""
+    length = struct.pack("<Q", len(data))
+    checked = lambda part: part + struct.pack("<I", masked_crc32c(part))
+    return checked(length) + checked(data)
