@@ -130,7 +130,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = hold(self.path / ".lock")
         except OSError as error:
-            reason = storage_reason(error) or error
+            reason = "it is a file" if isinstance(error, FileExistsError) else storage_reason(error) or error
             raise InputError(f"workdir: can't write to {self.path} ({reason}); choose another folder") from None
         if self._lock is None:
             raise InputError(f"workdir: another process is training in {self.path}; choose another folder")
