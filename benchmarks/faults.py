@@ -1,11 +1,10 @@
 """Runs the fault table: kills, damage, full disks, lost processes; nothing may be lost, wrong, or end in a traceback.
 
-    python -m benchmarks.faults [--output FILE.json] [--kills 100] [--damages 500] [--stops 40] [--without_tests]
+    python -m benchmarks.faults [--output FILE.json] [--kills 100] [--damages 500] [--stops 40] [--only random|tests]
 
 Kills, signals and damage come at random moments and places, as often as asked; every other row is the tests of the
-suite that are named in `ROWS`, the slow ones among them (--without_tests leaves them to the suite). Those of Slurm run
-where SLURM_CONF is set. With the numbers above it takes about an hour on two cores; exit code 1 where anything
-was lost or wrong.
+suite that are named in `ROWS`, the slow ones among them. Those of Slurm run where SLURM_CONF is set. With the numbers
+above it takes about an hour on two cores; exit code 1 where anything was lost or wrong.
 """
 
 import argparse
@@ -96,7 +95,7 @@ def main() -> int:
     parser.add_argument("--damages", type=int, default=500, help="damaged files, half of them by one bit")
     parser.add_argument("--stops", type=int, default=40, help="signals, half of them followed by a second one")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and places")
-    parser.add_argument("--without_tests", action="store_true", help="the random trials alone")
+    parser.add_argument("--only", choices=["random", "tests"], help="the random trials, or the tests, alone")
     arguments = parser.parse_args()
 
     # For the processes that are started from here: tiny models take longer to optimise than to run.
@@ -106,10 +105,11 @@ def main() -> int:
     outcomes = {row.number: Outcome() for row in ROWS}
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/compiled")
-        for number, run_trials in _random_trials(Path(folder), arguments).items():
-            outcomes[number] += run_trials()
-            print(f"row {number}: {outcomes[number]}", file=sys.stderr)
-        if not arguments.without_tests:
+        if arguments.only != "tests":
+            for number, run_trials in _random_trials(Path(folder), arguments).items():
+                outcomes[number] += run_trials()
+                print(f"row {number}: {outcomes[number]}", file=sys.stderr)
+        if arguments.only != "random":
             for number, outcome in _run_tests(Path(folder)).items():
                 outcomes[number] += outcome
     print(table(outcomes))
