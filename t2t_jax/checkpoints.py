@@ -69,7 +69,7 @@ class Checkpoints:
             if len(good) == count:
                 break
             try:
-                self._verify(step)
+                self.verify(step)
                 good.insert(0, step)
             except DamagedError as error:
                 logging.error("%s; using the checkpoint before it", error)
@@ -90,12 +90,12 @@ class Checkpoints:
 
     def restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
         """One step, its files checked against the manifest; NumPy arrays where no sharding is given."""
-        self._verify(step)
+        self.verify(step)
         return self._restore(step, params, optimizer)
 
     def param_shapes(self, step: int) -> Tree:
         """Shapes and dtypes of the parameters saved at `step`, its files checked against the manifest."""
-        self._verify(step)
+        self.verify(step)
         return self._saved_shapes(step)
 
     def _saved_shapes(self, step: int) -> Tree:
@@ -138,8 +138,8 @@ class Checkpoints:
         known = ", ".join(map(str, self.steps())) or "none"
         return AbsentError(f"step: {self.directory} has no checkpoint {step}; it has {known}")
 
-    def _verify(self, step: int) -> None:
-        """Compares every file with the manifest."""
+    def verify(self, step: int) -> None:
+        """Compares every file of a step with its manifest."""
         folder = self._folder(step)
         with self._reading(step):
             sums = read_object(folder / _MANIFEST)
@@ -233,12 +233,12 @@ def _files(folder: Path) -> list[Path]:
 def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter) -> Checkpoint:
     """Saves the arithmetic mean of the parameters at `steps`, summed in float64 (§6.1), as a step of `target`.
 
-    It has no optimiser state, so nothing can be trained on from it.
+    It has no optimiser state, so nothing can be trained on from it. The files of these steps have been verified.
     """
-    shapes = source.param_shapes(steps[-1])
+    shapes = source._saved_shapes(steps[-1])
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
     for step in steps:
-        checkpoint = source.restore(step, shapes)
+        checkpoint = source._restore(step, shapes)
         total = jax.tree.map(lambda t, x: t + np.asarray(x, np.float64), total, checkpoint.params)
     params = jax.tree.map(lambda t, x: (t / len(steps)).astype(x.dtype), total, shapes)
     metadata = checkpoint.metadata | {"averaged_steps": list(steps)}
@@ -266,6 +266,8 @@ def average_run(checkpoints: Path, averaged: Path, *, last: int | None, steps: S
     if (last is None) == (steps is None):
         raise InputError("give either --last=N or --steps=a,b,c")
     if steps is not None:
+        for step in steps:
+            source.verify(step)
         return average(source, sorted(steps), target)
     if not 1 <= last <= len(source.steps()):
         known = len(source.steps())

@@ -93,14 +93,14 @@ def test_every_bit_of_a_manifest_counts(checkpoints):
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         try:
-            checkpoints._verify(40)
+            checkpoints.verify(40)
         except DamagedError as error:
             assert "checkpoint 40 is damaged" in str(error)
         else:
             assert json.loads(data) == json.loads(whole), f"bit {bit} was not noticed"
     path.write_bytes(b"{}")
     with pytest.raises(DamagedError, match="does not match its checksum"):
-        checkpoints._verify(40)
+        checkpoints.verify(40)
 
 
 def test_reading_changes_nothing(checkpoints, tmp_path):
