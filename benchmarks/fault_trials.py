@@ -250,7 +250,7 @@ def full_disks(folder: Path, count: int, seed: int) -> Outcome:
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(run.parent)], capture_output=True)
     for _ in range(0 if mounted.returncode else count):
         process = experiment.start("disk/run")
-        while process.is_running and not newest_good(run):
+        while process.is_running and not (run / "last_saved.json").exists():
             time.sleep(0.01)
         wait_for_save(process, run, rng)
         with contextlib.suppress(OSError), (run.parent / "filler").open("wb", buffering=0) as filler:

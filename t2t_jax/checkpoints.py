@@ -63,8 +63,11 @@ class Checkpoints:
         return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal() and path.is_dir())
 
     def newest_good(self, count: int) -> list[int]:
-        """The newest `count` undamaged steps, ascending; says which damaged ones it passed over."""
-        good = []
+        """The newest `count` undamaged steps, ascending; says which damaged ones it passed over.
+
+        Raises `AbsentError` where all that there were have been deleted meanwhile by the process that trains.
+        """
+        good, absent = [], None
         for step in reversed(self.steps()):
             if len(good) == count:
                 break
@@ -73,8 +76,10 @@ class Checkpoints:
                 good.insert(0, step)
             except DamagedError as error:
                 logging.error("%s; using the checkpoint before it", error)
-            except AbsentError:  # deleted since by the process that trains
-                continue
+            except AbsentError as error:
+                absent = error
+        if absent and not good:
+            raise absent
         return good
 
     def restore_latest(self, params: Tree, optimizer: Tree) -> Checkpoint | None:

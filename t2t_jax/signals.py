@@ -130,6 +130,19 @@ def deferred(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         end_at_once(signal.SIGTERM)
 
 
+@contextlib.contextmanager
+def left_to_parent() -> Iterator[None]:
+    """Processes that are started in the block never see the signals that go to a whole terminal or job.
+
+    They are blocked rather than ignored, as a new process inherits that from its first instruction on.
+    """
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGUSR2))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+
+
 def _forget_in_child() -> None:
     """A forked process must not write its signals to the file descriptor of its parent."""
     for number in _SIGNALS:

@@ -144,15 +144,15 @@ def test_a_start_can_be_stopped_anywhere_and_the_same_command_goes_on(tmp_path):
 SLOW_SAVE = """
 import pathlib, runpy, time
 from t2t_jax import checkpoints
-write = checkpoints.write_json
+write = checkpoints.write_object
 
 def slow(path, value):
-    if int(path.parent.name) > 20:
+    if int(path.parent.stem) > 20:
         pathlib.Path({mark!r}).touch()
         time.sleep(60)
     write(path, value)
 
-checkpoints.write_json = slow
+checkpoints.write_object = slow
 runpy.run_path("main.py", run_name="__main__")
 """
 

@@ -24,7 +24,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 import threading
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
@@ -33,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from t2t_jax import signals
 from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
@@ -328,7 +328,8 @@ def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, list[Pair]]]) -> Iterat
     with concurrent.futures.ProcessPoolExecutor(cores, context, _end_with_parent) as pool:
         running = set()
         for job in itertools.chain(first, jobs):
-            running.add(pool.submit(write, *job))
+            with signals.left_to_parent():  # the first call starts the workers
+                running.add(pool.submit(write, *job))
             if len(running) > 2 * cores:
                 done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
                 yield from (future.result() for future in done)
@@ -336,9 +337,7 @@ def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, list[Pair]]]) -> Iterat
 
 
 def _end_with_parent() -> None:
-    """A killed parent cannot tell its workers to end. Signals to the whole group are the parent's to answer."""
-    for number in (signal.SIGINT, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
+    """A killed parent cannot tell its workers to end."""
 
     def wait():
         multiprocessing.parent_process().join()

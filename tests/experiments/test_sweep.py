@@ -179,7 +179,7 @@ def test_a_launcher_killed_at_any_moment_leaves_the_same_results(tmp_path):
     took, rng, midway = time.monotonic() - begun, random.Random(0), 0
     for _ in range(6):
         launcher = killed.start("--jobs=2")
-        time.sleep(rng.uniform(0.1, 0.9) * took)
+        time.sleep(rng.uniform(0.05, 0.6) * took)
         midway += launcher.poll() is None
         launcher.kill()
         launcher.wait()

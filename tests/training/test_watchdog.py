@@ -96,7 +96,7 @@ Batches.__getitem__ = make_or_not
 """
 
 LONG = """
-from t2t_jax.checkpoints import Checkpoints
+from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.training import engine, loop
 
 def slowly(function):
@@ -106,7 +106,7 @@ def slowly(function):
         return function(*arguments, **options)
     return slow
 
-Checkpoints.save = slowly(Checkpoints.save)
+CheckpointWriter.save = slowly(CheckpointWriter.save)
 loop.evaluate = slowly(loop.evaluate)
 make = engine._pmap
 engine._pmap = lambda *arguments: slowly(make(*arguments))
