@@ -87,14 +87,17 @@ class RunFolder:
                 f"{self._config} is missing, but the run has been trained; {_HOW_TO_GO_ON.format(self.path)}"
             )
 
-    def begin(self, config: dict[str, Any], vocabulary: bytes, step: int) -> None:
+    def begin(self, config: dict[str, Any], vocabulary: bytes, step: int, logged_step: int = 0) -> None:
         """Writes what reading the run needs, and opens the logs, once it is known that training can go on at `step`.
 
-        What an interrupted run logged beyond that step is dropped.
+        What an interrupted run logged beyond that step is dropped. `logged_step` is the last that had been logged by
+        then: a log that ends before has lost lines, which is said.
         """
         if not self.writes:
             return
-        kept = [line for line, record in self._read_metrics() if record["step"] <= step]
+        kept = {line: record["step"] for line, record in self._read_metrics() if record["step"] <= step}
+        if (last := max(kept.values(), default=0)) < logged_step:
+            logging.error("%s has lost what was logged after step %d, up to step %d", self._metrics, last, logged_step)
         self.describe(config, vocabulary)
         write_lines(self._metrics, kept)
         self._events = EventFile(self.path / "tensorboard", step + 1)

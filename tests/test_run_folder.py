@@ -19,9 +19,9 @@ CONFIG = {
 def begin(tmp_path):
     """Starts a run in tmp_path/run and begins it at a step."""
 
-    def begin(step=0, config=CONFIG):
+    def begin(step=0, config=CONFIG, logged_step=0):
         run = RunFolder.start(tmp_path / "run", config)
-        run.begin(config, b"pieces", step)
+        run.begin(config, b"pieces", step, logged_step)
         return run
 
     return begin
@@ -41,6 +41,21 @@ def test_metrics_beyond_the_resumed_step_are_dropped_and_a_torn_line_aloud(tmp_p
     assert [record for _, record in run._read_metrics()] == [
         {"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 3, "loss": 30.0}
     ]  # fmt: skip
+
+
+def test_a_log_that_has_lost_lines_is_said_aloud(tmp_path, begin, caplog):
+    run = begin()
+    for step in (10, 20, 30):
+        run.log(step, loss=1.0)
+    run.close()
+    begin(35, logged_step=30).close()
+    begin(25, logged_step=20).close()
+    assert not caplog.messages
+    begin(35, logged_step=30).close()
+    assert "has lost what was logged after step 20, up to step 30" in caplog.text
+    (tmp_path / "run/metrics.jsonl").unlink()
+    begin(35, logged_step=30).close()
+    assert "has lost what was logged after step 0, up to step 30" in caplog.text
 
 
 def test_every_bit_of_the_metrics_counts(tmp_path, begin):

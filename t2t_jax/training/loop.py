@@ -80,7 +80,8 @@ def train_in(
         if config.machine.engine == "pmap":  # which compiles when a batch shape first comes
             take_step = watchdog.paused()(take_step)
     check_state(state, mesh, {"step": step, "batches": saved.get("batches_crc32", 0)})
-    run.begin(config.to_dict(), store.tokenizer.model, step)  # nothing was written before this
+    # Nothing was written before this.
+    run.begin(config.to_dict(), store.tokenizer.model, step, saved.get("logged_step", 0))
 
     peak_flops = config.machine.peak_tflops * 1e12 * mesh.devices.size
     skip = config.train.on_nonfinite == "skip"

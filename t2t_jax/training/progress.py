@@ -60,13 +60,13 @@ class Progress:
         self._since_log = collections.Counter(saved.get("since_log"))
         self.tokens, self.seconds, self.flops = (saved.get(name, 0.0) for name in ("tokens", "seconds", "flops"))
         self.skipped, self.batches_crc32 = (saved.get(name, 0) for name in ("skipped", "batches_crc32"))
-        self._skipped_in_a_row = 0
+        self._skipped_in_a_row, self._logged_step = 0, saved.get("logged_step", 0)
         self._clock = time.monotonic()
 
     def totals(self) -> dict[str, Any]:
         """What a resumed run needs to log what an unbroken one would have logged."""
         totals = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
-        totals |= {"skipped": self.skipped, "batches_crc32": self.batches_crc32}
+        totals |= {"skipped": self.skipped, "batches_crc32": self.batches_crc32, "logged_step": self._logged_step}
         return totals | {"since_log": dict(self._since_log)}
 
     @contextlib.contextmanager
@@ -165,6 +165,7 @@ class Progress:
         if self._peak_flops:
             record["flops_utilisation"] = sums["flops"] / training / self._peak_flops
         self._run.log(step, **record)
+        self._logged_step = step
         self._bar.set_postfix_str(
             f"loss {record['loss']:.3f}, {record['target_tokens_per_second']:,.0f} target tokens/s, "
             f"padding {record['padding']:.1%}"
