@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -187,7 +188,8 @@ class CheckpointWriter(Checkpoints):
         failed = f"checkpoint {step} could not be saved; those before it are intact, the same command resumes"
         num_bytes = sum(x.nbytes for x in jax.tree.leaves((params, optimizer)))
         with storage_errors(failed), self._alone(num_bytes):
-            self._orbax.save(unfinished, args=ocp.args.Composite(**items))
+            with _once_only():
+                self._orbax.save(unfinished, args=ocp.args.Composite(**items))
             if sharding.is_main():
                 sums = {str(path.relative_to(unfinished)): sha256(path) for path in _files(unfinished)}
                 write_object(unfinished / _MANIFEST, sums)
@@ -218,6 +220,28 @@ class CheckpointWriter(Checkpoints):
             removed = self.directory / f"{step}{_REMOVED}"
             os.rename(self._folder(step), removed)  # first the name, so that no reader finds half of it
             shutil.rmtree(removed)
+
+
+@contextlib.contextmanager
+def _once_only() -> Iterator[None]:
+    """What goes wrong in the block is raised, and not also printed.
+
+    Orbax logs a traceback first, and where it gives up, each array that is still being written says in a thread of its
+    own that nobody waits for it any more; that may come later, so the hook stays.
+    """
+    verbosity, usual = logging.get_verbosity(), sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            usual(unraisable)
+
+    sys.unraisablehook = hook
+    logging.set_verbosity(logging.FATAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+    sys.unraisablehook = usual
 
 
 def _placed(shapes: Tree) -> Tree:

@@ -172,6 +172,29 @@ def test_a_full_disk_is_one_line_and_the_steps_before_are_intact(checkpoints):
     assert checkpoints.newest_good(5) == [20, 30, 40]
 
 
+FULL = """
+import resource, sys
+from pathlib import Path
+import jax.numpy as jnp
+from t2t_jax.checkpoints import CheckpointWriter
+
+writer = CheckpointWriter(Path(sys.argv[1]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+try:
+    writer.save(1, {f"x{n}": jnp.arange(20_000.0) * n for n in range(30)}, None, {})
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_what_goes_wrong_in_a_save_is_raised_and_not_also_printed(tmp_path):
+    """Orbax writes in many threads, each of which would say it."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], cwd=Path(__file__).parents[1], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("workdir: checkpoint 1 could not be saved") and done.stderr == ""
+
+
 def test_a_step_becomes_the_newest_even_where_later_ones_were_damaged(checkpoints):
     """Behind a fallback to 20: step 25 is newer than the damaged 30 and 40, and must not go instead of them."""
     checkpoints.save(25, tree(25.0), None, {})
