@@ -27,6 +27,13 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_compiled_programs():
+    """Each takes some of the 65,530 memory maps that Linux lets a process have; without any left, XLA crashes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     connect = socket.socket.connect
