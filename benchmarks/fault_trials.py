@@ -343,16 +343,19 @@ class Patient:
                     continue
                 except Exception:
                     return WRONG, f"{path.relative_to(self.folder)}: {name}: {traceback.format_exc()}"
-                if found != self._clean[name] and not self._is_less_said_aloud(name, found):
+                if found != self._clean[name] and not self._is_less(name, found):
                     return WRONG, f"{path.relative_to(self.folder)}: {name}: {found} in place of {self._clean[name]}"
         finally:
             path.write_bytes(whole)
         return SURVIVED, ""
 
-    def _is_less_said_aloud(self, name: str, found: Any) -> bool:
-        """Whether it is an older checkpoint, or a log without its last lines, which a resumed run both says."""
+    def _is_less(self, name: str, found: Any) -> bool:
+        """Whether it is an older checkpoint, or a log without its last lines, which a resumed run both says; or an
+        evaluation that is not there."""
         if name == "metrics":
             return found == self._clean[name][: len(found)]
+        if name == "evaluations":
+            return all(evaluation in self._clean[name] for evaluation in found)
         return name == "resume" and found == self._clean[f"step {found[0]}"]
 
     def _probes(self) -> dict[str, Callable[[], Any]]:
