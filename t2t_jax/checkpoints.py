@@ -276,13 +276,13 @@ def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter)
 
 
 def average_last(source: Checkpoints, count: int, target: CheckpointWriter) -> Checkpoint:
-    """`average` of the newest `count` undamaged checkpoints, or of as many as there are, said aloud."""
+    """`average` of the newest `count` undamaged checkpoints, or of as many as there are; says if damage is why."""
 
     def read() -> Checkpoint:
         steps = source.newest_good(count)
         if not steps:
             raise DamagedError(f"{source.directory}: no undamaged checkpoint; there is nothing to average")
-        if len(steps) < count:
+        if len(steps) < min(count, len(source.steps())):
             logging.warning("%s has %d undamaged checkpoints in place of %d", source.directory, len(steps), count)
         return average(source, steps, target)
 
