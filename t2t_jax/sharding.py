@@ -19,6 +19,7 @@ from t2t_jax import peers
 from t2t_jax.errors import InputError, Range
 
 DATA, MODEL = "data", "model"
+PEER_TIMEOUT_SECONDS = Range(5, 86_400)  # a busy machine may well be silent for a second or two
 
 # The axis that tensor parallelism divides, by the last two parts of a parameter's name: heads, d_ff, the vocabulary.
 # Whatever is not named here is whole on every device of the model axis.
@@ -116,8 +117,7 @@ def joined_processes(
         raise InputError(f"several processes need {' and '.join(missing)} too, or --distributed alone under Slurm")
     if not missing:
         _check_processes(coordinator, num_processes, process_id)
-    # A busy machine may well be silent for a second or two.
-    Range(5, 86_400).check("machine.peer_timeout_seconds", timeout_seconds)
+    PEER_TIMEOUT_SECONDS.check("machine.peer_timeout_seconds", timeout_seconds)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     try:
         # JAX's heartbeats, which abort without naming the lost process, only end what our own cannot.

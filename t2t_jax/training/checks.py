@@ -9,6 +9,7 @@ import os
 import jax
 from ml_collections import ConfigDict
 
+from t2t_jax import sharding
 from t2t_jax.data.token_store import StoreSettings
 from t2t_jax.decoding.translator import check_options
 from t2t_jax.errors import InputError, Range, choice
@@ -34,7 +35,7 @@ _RANGES = {
     "machine.memory_gib": Range(0),
     "machine.peak_tflops": Range(0),
     "machine.hang_timeout_minutes": Range(0),
-    "machine.peer_timeout_seconds": Range(5, 86_400),  # a busy machine may well be silent for a second or two
+    "machine.peer_timeout_seconds": sharding.PEER_TIMEOUT_SECONDS,
     "checkpoint.interval_minutes": Range(0),
     "checkpoint.interval_steps": Range(0, _STEPS),
     "checkpoint.keep": Range(1, _STEPS),
