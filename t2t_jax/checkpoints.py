@@ -8,6 +8,7 @@ that has a number for a name is complete, and one that does not match its manife
 import contextlib
 import dataclasses
 import errno
+import logging as std_logging
 import os
 import shutil
 import sys
@@ -226,22 +227,27 @@ class CheckpointWriter(Checkpoints):
 def _once_only() -> Iterator[None]:
     """What goes wrong in the block is raised, and not also printed.
 
-    Orbax logs a traceback first, and where it gives up, each array that is still being written says in a thread of its
-    own that nobody waits for it any more; that may come later, so the hook stays.
+    Orbax logs a traceback first. Where it gives up, the tasks and threads of the other arrays report that nobody waits
+    for them any more. They may do so later, so these two stay silenced behind an error.
     """
-    verbosity, usual = logging.get_verbosity(), sys.unraisablehook
+    verbosity, usual, asyncio_logger = logging.get_verbosity(), sys.unraisablehook, std_logging.getLogger("asyncio")
 
     def hook(unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
             usual(unraisable)
 
+    def retrieved(record: std_logging.LogRecord) -> bool:
+        return "exception was never retrieved" not in record.getMessage()
+
     sys.unraisablehook = hook
+    asyncio_logger.addFilter(retrieved)
     logging.set_verbosity(logging.FATAL)
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
     sys.unraisablehook = usual
+    asyncio_logger.removeFilter(retrieved)
 
 
 def _placed(shapes: Tree) -> Tree:
