@@ -37,7 +37,7 @@ def train(args: flags.FlagValues) -> None:
 
 def prepare(args: flags.FlagValues) -> None:
     config = required(args, "config")
-    from t2t_jax.data.token_store import open_store
+    from t2t_jax.data.preparation import open_store
 
     print(open_store(config.data).describe())
 

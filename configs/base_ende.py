@@ -33,6 +33,7 @@ def get_config() -> ml_collections.ConfigDict:
     model.layer_norm_epsilon = 1e-6  # added to the variance; as in the paper's code
 
     config.data = data = ml_collections.ConfigDict()
+    data.task = "translation"  # an entry of TASKS in t2t_jax/data/task.py
     data.corpus = "wmt14_ende"  # an entry of t2t_jax/data/corpora.py; 'files' for your own
     data.source_language = "en"
     data.target_language = "de"
@@ -42,7 +43,9 @@ def get_config() -> ml_collections.ConfigDict:
     data.directory = "~/.cache/t2t_jax"  # downloads and token stores, shared by all runs
     data.archives = ""  # a folder that already has the corpus's archives; what it lacks is downloaded
     data.vocabulary = ""  # a SentencePiece model or subword-nmt's codes; where given, vocab_* is not used
+    data.source_vocabulary = ""  # the same for a source vocabulary of its own; data.vocabulary is then the target's
     data.vocab_size = 37000  # pieces, source and target together (§5.1)
+    data.source_vocab_size = 0  # pieces of a source vocabulary of its own; 0 for a joint vocabulary
     data.vocab_kind = "bpe"  # or 'unigram'
     data.vocab_pairs = 500_000  # training pairs it is learned from, drawn at random; 0 for all
     data.byte_fallback = True  # 256 of the pieces are bytes: no text is out of vocabulary
@@ -65,6 +68,8 @@ def get_config() -> ml_collections.ConfigDict:
     cleaning.drop_test_leaks = False  # a side that is a dev or test sentence
 
     config.optimizer = optimizer = ml_collections.ConfigDict()
+    optimizer.name = "adam"  # (§5.3); an entry of OPTIMIZERS in t2t_jax/training/optimizer.py
+    optimizer.schedule = "inverse_sqrt"  # Eq. 3 (§5.3); an entry of SCHEDULES there
     optimizer.learning_rate_factor = 1.0  # multiplies Eq. 3 (§5.3)
     optimizer.warmup_steps = 4000  # (§5.3)
     optimizer.beta1 = 0.9  # (§5.3)

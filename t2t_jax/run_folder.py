@@ -1,14 +1,14 @@
 """What a run leaves behind: config.json, vocab.model, metrics.jsonl and TensorBoard events, result.json, evaluations.
 
-Reading a run never executes code: everything but the weights is JSON or a SentencePiece model. The JSON files that
-numbers are computed from hold their own checksum.
+Reading a run never executes code: everything but the weights is JSON or a SentencePiece model. Those JSON files that
+later results depend on hold their own checksum.
 """
 
 import hashlib
 import json
 import numbers
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,32 @@ from t2t_jax.errors import DamagedError, InputError, StopError, shown, storage_r
 from t2t_jax.event_file import EventFile
 from t2t_jax.files import flat, hold, read_object, write_bytes, write_lines, write_object
 
-# What may change between the parts of a run that was stopped and resumed: nothing that moves the weights. Where
-# text lies may change, since checkpoints name the text itself.
+# What may change when a run is resumed: nothing that changes the weights. The text may be moved, as checkpoints hold
+# its checksum.
 _FREE_SECTIONS = ("checkpoint", "decode", "evaluate", "machine")
 _FREE_FIELDS = ("train.train_steps", "train.log_interval", "train.accumulate", "data.directory", "data.train",
                 "data.dev", "data.test", "train.on_nonfinite")  # fmt: skip
 
-# Fields that every config.json has, those of imported runs too. The model's own check themselves.
+# Fields that a config.json of an earlier version may lack, with the value that does what was done before there was
+# such a field. A new field needs an entry here, unless its section is free.
+_LATER_FIELDS = {
+    "data.archives": "",
+    "data.character_coverage": 1.0,
+    "data.packing": False,
+    "data.source_vocab_size": 0,
+    "data.source_vocabulary": "",
+    "data.task": "translation",
+    "data.vocab_pairs": 0,
+    "data.vocabulary": "",
+    "evaluate.dtype": "float32",
+    "model.attention_window": 0,
+    "model.layer_norm_epsilon": 1e-6,
+    "optimizer.name": "adam",
+    "optimizer.schedule": "inverse_sqrt",
+    "train.on_nonfinite": "halt",
+}
+
+# Fields that every config.json has, also of imported runs. TransformerConfig checks those of the model.
 _NEEDED = {
     "model.d_model": int,
     "data.corpus": str,
@@ -44,7 +63,6 @@ class RunFolder:
 
     def __init__(self, path: str | Path, writes: bool = True):
         self.path, self.writes = Path(path), writes
-        self.vocabulary = self.path / "vocab.model"
         self.checkpoints = self.path / "checkpoints"
         self.averaged = self.path / "averaged"
         self.result = self.path / "result.json"
@@ -87,33 +105,34 @@ class RunFolder:
                 f"{self._config} is missing, but the run has been trained; {_HOW_TO_GO_ON.format(self.path)}"
             )
 
-    def begin(self, config: dict[str, Any], vocabulary: bytes, step: int, logged_step: int = 0) -> None:
-        """Writes what reading the run needs, and opens the logs, once it is known that training can go on at `step`.
+    def begin(self, config: dict[str, Any], vocabularies: Mapping[str, bytes], step: int, logged_step: int = 0) -> None:
+        """Writes what reading the run needs, and opens the logs, once nothing prevents training from `step` on.
 
-        What an interrupted run logged beyond that step is dropped. `logged_step` is the last that had been logged by
-        then: a log that ends before has lost lines, which is said.
+        What an interrupted run logged after that step is dropped. `logged_step` is the last step that the checkpoint
+        knows to be logged: a log that ends earlier has lost lines, which is reported.
         """
         if not self.writes:
             return
         kept = {line: record["step"] for line, record in self._read_metrics() if record["step"] <= step}
         if (last := max(kept.values(), default=0)) < logged_step:
             logging.error("%s has lost what was logged after step %d, up to step %d", self._metrics, last, logged_step)
-        self.describe(config, vocabulary)
+        self.describe(config, vocabularies)
         write_lines(self._metrics, kept)
         self._events = EventFile(self.path / "tensorboard", step + 1)
 
-    def describe(self, config: dict[str, Any], vocabulary: bytes) -> None:
-        """Writes the configuration and the vocabulary: with a checkpoint, all that reading the run needs."""
+    def describe(self, config: dict[str, Any], vocabularies: Mapping[str, bytes]) -> None:
+        """Writes the configuration and the vocabularies, by file name: with a checkpoint, all that reading it needs."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_object(self._config, config)
-        write_bytes(self.vocabulary, vocabulary)
+        for name, content in vocabularies.items():
+            write_bytes(self.path / name, content)
 
     def has_been_trained(self) -> bool:
-        """Whether a checkpoint has ever been completed here, or anything else was left by one that has."""
+        """Whether the folder holds anything that only a run with a completed checkpoint leaves."""
         return any(path.exists() for path in (self._last_saved, self.checkpoints, self.result, self._metrics))
 
     def note_saved(self, step: int) -> None:
-        """To be called when a checkpoint is complete: from now on a run without one is damaged, not new."""
+        """To be called when a checkpoint is complete: from then on a run without a checkpoint is damaged, not new."""
         if self.writes:
             write_object(self._last_saved, {"step": step})
 
@@ -150,8 +169,8 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run's whole configuration, as plain values; what reading a run needs has been checked."""
-        config = read_object(self._config)
+        """The run's whole configuration, as plain values, of later fields too; what reading a run needs is checked."""
+        config = with_later_fields(read_object(self._config))
         for field, kind in _NEEDED.items():
             section, name = field.split(".")
             if not isinstance(config.get(section), dict):
@@ -169,7 +188,7 @@ class RunFolder:
         return self.config["decode"] | {name: value for name, value in given.items() if value is not None}
 
     def keep_evaluation(self, scores: dict[str, Any], conditions: dict[str, Any]) -> Path:
-        """Stores the scores of an evaluation, never over those of one under other conditions."""
+        """Stores the scores of an evaluation in a file of their own for these conditions; returns its path."""
         digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:8]
         self._evaluations.mkdir(exist_ok=True)
         path = self._evaluations / f"step_{conditions['step']}_{digest}.json"
@@ -177,7 +196,7 @@ class RunFolder:
         return path
 
     def _read_metrics(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each whole line of metrics.jsonl and its record; a torn last one, which a kill leaves, is dropped aloud."""
+        """Each whole line of metrics.jsonl and its record; warns of a torn last line, which a kill leaves."""
         *lines, torn = self._metrics.read_bytes().split(b"\n") if self._metrics.exists() else [b""]
         if torn:
             logging.warning("%s: dropped an unfinished last line of %d bytes", self._metrics, len(torn))
@@ -199,9 +218,19 @@ class RunFolder:
         self._events.add(step, metrics)
 
     def close(self) -> None:
-        """Lets others have the folder."""
+        """Releases the lock of the folder."""
         if self._lock:
             self._lock.close()
+
+
+def with_later_fields(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the fields it lacks, in the sections it has, as `_LATER_FIELDS` says."""
+    config = {name: dict(section) if isinstance(section, dict) else section for name, section in config.items()}
+    for field, value in _LATER_FIELDS.items():
+        section, name = field.split(".")
+        if isinstance(config.get(section), dict):
+            config[section].setdefault(name, value)
+    return config
 
 
 def _crc32(record: dict[str, Any]) -> int:

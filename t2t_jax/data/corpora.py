@@ -1,6 +1,6 @@
-"""§5.1: which text makes each corpus.
+"""§5.1: which text makes each corpus of parallel sentences.
 
-A corpus is three splits of sentence pairs. `read_corpus` is the one way in; a corpus is one entry of `CORPORA`.
+A corpus is three splits of pairs (source, target). To add one, write a function like `files` and enter it in `CORPORA`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from t2t_jax.data import wmt14
@@ -27,7 +27,7 @@ Pair = tuple[str, str]
 class Corpus:
     """Sentence pairs by split, each as a function that streams them; `checksums` say which text it is.
 
-    `table` compares what was found with what is known of the corpus, for people.
+    `table` compares what was found with what is known of the corpus, for people to read.
     """
 
     name: str
@@ -37,6 +37,10 @@ class Corpus:
     table: str = ""
 
 
+# (languages, prefixes, directory, archives) → the corpus; the arguments are those of `read_corpus`.
+CorpusReader = Callable[[tuple[str, str], dict[str, str], Path, str], Corpus]
+
+
 def read_corpus(
     name: str,
     source_language: str,
@@ -44,14 +48,16 @@ def read_corpus(
     prefixes: dict[str, str],
     directory: Path,
     archives: str = "",
+    corpora: Mapping[str, CorpusReader] | None = None,
 ) -> Corpus:
-    """Finds, downloads if need be, and checks the corpus `name`.
+    """Finds, downloads if need be, and checks the corpus `name` of `corpora`, by default of `CORPORA`.
 
     `prefixes` are the user's own files for `files` (PREFIX stands for PREFIX.en and PREFIX.de); `directory` keeps
     what is downloaded; `archives` is a folder that already has what would be.
     """
-    choice("data.corpus", name, CORPORA)
-    return CORPORA[name]((source_language, target_language), prefixes, directory, archives)
+    corpora = CORPORA if corpora is None else corpora
+    choice("data.corpus", name, corpora)
+    return corpora[name]((source_language, target_language), prefixes, directory, archives)
 
 
 # --- Text --------------------------------------------------------------------------------------------------
@@ -201,7 +207,7 @@ def wmt14_translate(
     return Corpus(name, languages, splits, prepared.checksums, prepared.table)
 
 
-CORPORA = {
+CORPORA: dict[str, CorpusReader] = {
     "files": files,
     "home_assistant": home_assistant,
     "wmt14_ende": functools.partial(wmt14_translate, "de"),

@@ -18,24 +18,24 @@ _SPACE = "▁"  # SentencePiece's own; here it ends a word, as </w> does
 _LEAST_OFTEN = 5  # characters rarer than this, and in no merge, are cut into bytes
 
 
-def ready_vocabulary(path: Path, sentences: Iterable[str]) -> bytes:
+def ready_vocabulary(path: Path, sentences: Iterable[str], field: str = "data.vocabulary") -> bytes:
     """The SentencePiece model in `path`, or one that cuts words as the merges in `path` do.
 
     Characters of `sentences` that no merge has become pieces too.
     """
     if not path.is_file():
-        raise InputError(f"data.vocabulary: no file {path}; give a SentencePiece model or subword-nmt's codes")
-    content = read_model(path, f"data.vocabulary={path}")
+        raise InputError(f"{field}: no file {path}; give a SentencePiece model or subword-nmt's codes")
+    name = f"{field}={path}"
+    content = read_model(path, name)
     try:
         merges = _merges(content.decode("utf-8-sig"))
     except (UnicodeDecodeError, ValueError):
-        return _checked(path, content)
-    return _checked(path, model_of_merges(merges, _alphabet(sentences)))
+        return _checked(name, content)
+    return _checked(name, model_of_merges(merges, _alphabet(sentences)))
 
 
-def _checked(path: Path, model: bytes) -> bytes:
-    """The model, if text can be encoded with it."""
-    name = f"data.vocabulary={path}"
+def _checked(name: str, model: bytes) -> bytes:
+    """The model, if text can be encoded with it; `name` is what an error calls it."""
     try:
         pieces = load_pieces(model, name)
     except InputError as error:

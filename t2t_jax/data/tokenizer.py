@@ -1,4 +1,4 @@
-"""§5.1: the joint subword vocabulary of both languages (SentencePiece).
+"""§5.1: subword vocabularies (SentencePiece), joint or of one side.
 
 Ids: 0 padding and start symbol, 1 EOS, 2 unknown (never produced where byte pieces are on).
 """
@@ -32,6 +32,7 @@ def train_vocabulary(
     sentences: Iterable[str],
     vocab_size: int,
     *,
+    field: str = "data.vocab_size",
     kind: str = "bpe",
     byte_fallback: bool = True,
     character_coverage: float = 1.0,
@@ -42,7 +43,8 @@ def train_vocabulary(
     With `byte_fallback`, 256 of the pieces are bytes, so any text survives text → ids → text unchanged except
     that white space is made single spaces (`one_line`) and U+2581, SentencePiece's own space, becomes a space.
     `character_coverage` is the share of the text whose characters are pieces; the rest, the rarest, are bytes.
-    `replace` maps single characters to what is encoded in their place, in training and ever after.
+    `replace` maps single characters to what is encoded instead of them, in training and whenever text is encoded.
+    `field` is what an error calls the size.
     """
     model = io.BytesIO()
     try:
@@ -66,7 +68,7 @@ def train_vocabulary(
                 minloglevel=2,
             )
     except (RuntimeError, ValueError) as error:
-        raise InputError(f"data.vocab_size={vocab_size}: {_reason(error)}") from None
+        raise InputError(f"{field}={vocab_size}: {_reason(error)}") from None
     return model.getvalue()
 
 
@@ -146,7 +148,7 @@ class Tokenizer:
 
     def __init__(self, path: Path):
         if not path.is_file():
-            raise InputError(f"no vocabulary {path}; a run folder has vocab.model beside config.json")
+            raise InputError(f"no vocabulary {path}; a run folder has it beside config.json")
         self.model = read_model(path, str(path))  # the file's contents
         self._pieces = load_pieces(self.model, str(path))
         check_special_pieces(self._pieces, str(path))
@@ -173,6 +175,10 @@ class Tokenizer:
     def piece(self, id: int) -> str:
         """The text of one subword."""
         return self._pieces.id_to_piece(id)
+
+    def pieces(self) -> list[str]:
+        """All subwords, by id."""
+        return [self.piece(i) for i in range(len(self))]
 
     def tokens(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces of `ids`, EOS included."""

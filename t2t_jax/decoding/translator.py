@@ -3,11 +3,10 @@
 import collections
 import dataclasses
 import functools
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +16,15 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from t2t_jax import sharding
-from t2t_jax.checkpoints import Checkpoint, Checkpoints
-from t2t_jax.data.tokenizer import Tokenizer, longest_whole
+from t2t_jax.data.task import TASKS, Task, Vocabularies
+from t2t_jax.data.tokenizer import longest_whole
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
 from t2t_jax.decoding.long_sentences import cut
 from t2t_jax.decoding.pool import Models, Request, average_probabilities, pad, rows_of, search_all, width_of
+from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.files import read_text
-from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
-from t2t_jax.run_folder import RunFolder
+from t2t_jax.model.transformer import Transformer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +53,22 @@ class Score:
 
 
 class Translator:
-    """Translates and scores sentences with one model, or an ensemble, on all devices of `mesh`."""
+    """Decodes and scores sentences with one model, or an ensemble, on all devices of `mesh`.
 
-    def __init__(self, models: Models, tokenizer: Tokenizer, *, max_length: int, mesh: Mesh | None = None):
-        self.tokenizer = tokenizer
-        self._max_length = max_length  # of training, to warn beyond
+    `max_length` is that of training, in subwords: a warning is given where a sentence is longer.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        vocabularies: Vocabularies,
+        *,
+        max_length: int,
+        task: Task = TASKS["translation"],
+        mesh: Mesh | None = None,
+    ):
+        self.vocabularies, self.task = vocabularies, task
+        self._max_length = max_length
         self.mesh = mesh or sharding.make_mesh()
         params = tuple(_as_computed(*pair) for pair in zip(*models, strict=True))
         self.models = Models(models.modules, jax.device_put(params, sharding.replicated(self.mesh)))
@@ -78,14 +88,14 @@ class Translator:
 
         `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, min_length=0, …`. A translation
         has at most as many subwords as its source, both with EOS, plus `max_extra_length`. Each begins with its
-        prefix, if there are any. What is sampled is a function of `seed` and the sentence. `on_progress` is told
-        whenever that many more sentences are done. Sentences beyond `longest_whole` are translated in parts (see
-        long_sentences.py); warnings count lines from `first_line`.
+        prefix, if `prefixes` are given. Samples are a function of `seed` and the sentence. `on_progress` is called with
+        the number of sentences that have just been completed. Sentences beyond `longest_whole` are translated in parts
+        (see long_sentences.py); warnings count lines from `first_line`.
         """
         check_options(max_extra_length=max_extra_length, **options)
         search = SearchOptions(**options)
         self._check_arguments(sentences, prefixes, search)
-        encoded = self.tokenizer.encode_many(sentences)
+        encoded = self.vocabularies.source.encode_many(sentences)
         starts = self._encode_prefixes(prefixes, first_line) if prefixes else [[]] * len(sentences)
         parts = [self._parts(line, ids) for line, ids in enumerate(encoded, start=first_line)]
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
@@ -101,29 +111,33 @@ class Translator:
             found_parts[index][number] = self._hypotheses(found)
             missing[index] -= 1
             on_progress(int(missing[index] == 0))
-        return [_join(hypotheses, search.alpha) for hypotheses in found_parts]
+        joined = [_join(hypotheses, search.alpha) for hypotheses in found_parts]
+        return [self._postprocessed(*pair) for pair in zip(sentences, joined, strict=True)]
+
+    def _postprocessed(self, source: str, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+        """The hypotheses with the text that the task makes of the model's output."""
+        texts = [self.task.postprocess_output(source, hypothesis.text) for hypothesis in hypotheses]
+        return [dataclasses.replace(h, text=text) for h, text in zip(hypotheses, texts, strict=True)]
 
     def _check_arguments(self, sentences: Sequence[str], prefixes: Sequence[str] | None, search: SearchOptions) -> None:
         if isinstance(sentences, str):
             raise InputError("sentences must be a list of str; got one str; put it in [ ]")
         if prefixes and len(prefixes) != len(sentences):
             raise InputError(f"prefixes must be as many as the {len(sentences)} sentences; got {len(prefixes)}")
-        if search.width > len(self.tokenizer):
+        if search.width > (size := len(self.vocabularies.target)):
             name = "n_best" if search.sampling else "beam_size"
-            raise InputError(
-                f"{name} must be at most {len(self.tokenizer)}, the size of the vocabulary; got {search.width}"
-            )
+            raise InputError(f"{name} must be at most {size}, the size of the vocabulary; got {search.width}")
 
     def _encode_prefixes(self, prefixes: Sequence[str], first_line: int) -> list[list[int]]:
-        encoded = self.tokenizer.encode_many(prefixes)
+        encoded = self.vocabularies.target.encode_many(prefixes)
         self._check_length("prefix", encoded, first_line)
         return [ids[:-1] for ids in encoded]
 
     def _parts(self, line: int, ids: list[int]) -> list[list[int]]:
-        """What is translated at once: nothing of an empty sentence, most often the whole."""
+        """The parts of a sentence that are translated one by one: usually the whole; none of an empty sentence."""
         whole = longest_whole(self._max_length)
         if len(ids) > whole:
-            parts = cut(ids, self.tokenizer.piece, self._max_length)
+            parts = cut(ids, self.vocabularies.source.piece, self._max_length)
             logging.warning(
                 "line %d: %d subwords are more than are translated at once (%d); translated in %d parts",
                 line, len(ids), whole, len(parts),
@@ -136,10 +150,13 @@ class Translator:
             )  # fmt: skip
         return [ids] if len(ids) > 1 else []
 
-    def check_lengths(self, **sides: Sequence[str]) -> None:
-        """Refuses sentences of the named sides that are too long to be scored, by their line."""
-        for side, sentences in sides.items():
-            self._check_length(side, self.tokenizer.encode_many(sentences))
+    def check_lengths(self, sources: Sequence[str], references: Sequence[str]) -> None:
+        """Refuses sentences that are too long to be scored, by their line."""
+        self._check_length("source", self.vocabularies.source.encode_many(sources))
+        self._check_length("reference", self._encode_targets(references))
+
+    def _encode_targets(self, targets: Sequence[str]) -> list[list[int]]:
+        return self.vocabularies.target.encode_many([self.task.preprocess_target(target) for target in targets])
 
     def _check_length(self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1) -> None:
         limit = longest_whole(self._max_length)
@@ -151,8 +168,8 @@ class Translator:
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Score]:
         """The log-probability of each pair's target given its source; neither may be beyond `longest_whole`."""
-        sources = self.tokenizer.encode_many([source for source, _ in pairs])
-        targets = self.tokenizer.encode_many([target for _, target in pairs])
+        sources = self.vocabularies.source.encode_many([source for source, _ in pairs])
+        targets = self._encode_targets([target for _, target in pairs])
         self._check_length("source", sources)
         self._check_length("target", targets)
         scores = [None] * len(pairs)
@@ -170,13 +187,14 @@ class Translator:
 
     def _hypotheses(self, found: Hypotheses) -> list[Hypothesis]:
         """One sentence's hypotheses, [W, …] each, as text; equal ones once."""
+        vocabulary = self.vocabularies.target
         answers = {}
         for rank in np.flatnonzero(found.scores > -np.inf):
             length = int(found.lengths[rank])
             ids = found.tokens[rank, :length]
             hypothesis = Hypothesis(
-                text=self.tokenizer.decode(ids),
-                tokens=self.tokenizer.tokens(ids),
+                text=vocabulary.decode(ids),
+                tokens=vocabulary.tokens(ids),
                 log_prob=float(found.log_probs[rank]),
                 score=float(found.scores[rank]),
                 num_tokens=length,
@@ -222,18 +240,6 @@ def _concatenate(parts: Sequence[Hypothesis], alpha: float) -> Hypothesis:
     )
 
 
-class TrainedModel(NamedTuple):
-    """What a run folder has learned, from which checkpoint, such as "averaged checkpoint 6", and from which data."""
-
-    run: RunFolder
-    model: Transformer
-    params: Any
-    tokenizer: Tokenizer
-    step: int
-    checkpoint: str
-    data: str | None  # the fingerprint of the token store; None of an imported model
-
-
 def load(path: str | Path, step: int | str | None = None, *, dtype: str = "float32") -> Translator:
     """The translator a run folder holds; several folders with commas between are an ensemble.
 
@@ -243,65 +249,18 @@ def load(path: str | Path, step: int | str | None = None, *, dtype: str = "float
     return translator_of(restore_all(path, step), dtype)
 
 
-def restore_all(path: str | Path, step: int | str | None) -> list[TrainedModel]:
-    """`restore` of each of the folders, which must have one vocabulary."""
-    members = [restore(member, step) for member in str(path).split(",")]
-    first = members[0]
-    for member in members[1:]:
-        if member.tokenizer.checksum != first.tokenizer.checksum:
-            raise InputError(f"workdir: {first.run.path} and {member.run.path} have different vocabularies")
-    return members
-
-
 def translator_of(members: Sequence[TrainedModel], dtype: str) -> Translator:
-    """One model, or an ensemble, that computes in 'float32' or 'bfloat16'."""
+    """The translator of one model, or of an ensemble, that computes in 'float32' or 'bfloat16'."""
     computed = jnp.dtype(choice("dtype", dtype, ["float32", "bfloat16"]))
     modules = tuple(dataclasses.replace(member.model, dtype=computed) for member in members)
     max_length = min(member.run.config["data"]["max_length"] for member in members)
     models = Models(modules, tuple(member.params for member in members))
-    return Translator(models, members[0].tokenizer, max_length=max_length)
+    return Translator(models, members[0].vocabularies, max_length=max_length, task=members[0].task)
 
 
 def _as_computed(module: Transformer, params: Any) -> Any:
-    """The parameters in the type they are computed with, so that it is not converted to at every step."""
+    """The parameters in the dtype of the computation, so that no step converts them."""
     return jax.tree.map(lambda x: jnp.asarray(x, module.dtype), params)
-
-
-def restore(path: str | Path, step: int | str | None = None) -> TrainedModel:
-    """Model, parameters and vocabulary of a run folder, which may be training; `step` as for `load`."""
-    run = RunFolder.open(path)
-    tokenizer = Tokenizer(run.vocabulary)
-    model = Transformer(TransformerConfig(vocab_size=len(tokenizer), **run.config["model"]))
-    is_averaged, checkpoint = _restore_checkpoint(run, step, param_shapes(model))
-    if checkpoint.metadata.get("vocabulary") != tokenizer.checksum:
-        raise InputError(
-            f"workdir: {run.vocabulary} is not the vocabulary that checkpoint {checkpoint.step} was trained with; "
-            "copy it back"
-        )
-    name = f"{'averaged ' * is_averaged}checkpoint {checkpoint.step}"
-    print(f"{path}: {name}", file=sys.stderr)
-    return TrainedModel(
-        run, model, checkpoint.params, tokenizer, checkpoint.step, name, checkpoint.metadata.get("data")
-    )
-
-
-def _restore_checkpoint(run: RunFolder, step: int | str | None, shapes: Any) -> tuple[bool, Checkpoint]:
-    """The checkpoint that `step` names, and whether it is the averaged one."""
-    averaged, trained = Checkpoints(run.averaged), Checkpoints(run.checkpoints)
-    if isinstance(step, str):
-        choice("step", step, ["last", "averaged"])
-    elif step is not None:
-        return False, trained.restore(step, shapes)
-
-    def newest() -> tuple[bool, Checkpoint]:
-        is_averaged = step == "averaged" or (step is None and bool(averaged.steps()))
-        checkpoints = averaged if is_averaged else trained
-        if not (known := checkpoints.steps()):
-            kind = "averaged checkpoint" if is_averaged else "checkpoint"
-            raise InputError(f"workdir: {run.path} has no {kind} yet; train it with --config=…")
-        return is_averaged, checkpoints.restore(known[-1], shapes)
-
-    return trained.read_newest(newest)
 
 
 @functools.partial(jax.jit, static_argnames="modules")

@@ -1,4 +1,4 @@
-"""§6: perplexity and BLEU of a translator on a test set."""
+"""§6: the perplexity of a model on a test set, and what its outputs are worth by the metric of its task."""
 
 import dataclasses
 import math
@@ -7,30 +7,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from absl import logging
-
 from t2t_jax import sharding
-from t2t_jax.data.token_store import open_store
-from t2t_jax.decoding.translator import TrainedModel, Translator, check_options, restore_all, translator_of
+from t2t_jax.data.preparation import open_store
+from t2t_jax.decoding.trained_model import TrainedModel, restore_all
+from t2t_jax.decoding.translator import Translator, check_options, translator_of
 from t2t_jax.errors import InputError
-from t2t_jax.evaluation.bleu import MOSES_LANGUAGES, corpus_scores
+from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.files import check_output, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The scores of a test set, and the translations they were computed from."""
+    """The scores of a test set, by which metric, and the outputs they were computed from.
+
+    `scores["headline"]` is the name of the score by which runs are compared.
+    """
 
     scores: dict[str, Any]
-    translations: list[str]
+    outputs: list[str]
+    metric: Metric
 
 
 def perplexities(translator: Translator, sources: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """exp of the mean unsmoothed cross-entropy of the references, EOS included: per subword and per word.
 
-    Words are what white space separates, before any tokenisation, and the EOS of a sentence is one more. The sum is
-    the same, so models with different vocabularies compare per word.
+    Words are what white space separates in the reference, and EOS counts as one more. The sum of the log-probabilities
+    is the same, so the perplexity per word compares models with different vocabularies.
     """
 
     def score(pairs):
@@ -59,35 +62,29 @@ def evaluate(
     max_extra_length: int,
     target_language: str | None = None,
 ) -> Evaluation:
-    """Translates every source and scores the result against the references; several processes share the sentences.
+    """Decodes every source and scores the outputs against the references; several processes share the sentences.
 
     The scores of Moses tokens, the paper's BLEU among them, need `target_language`.
     """
+    metric = METRICS[translator.task.metric]
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
-    translator.check_lengths(source=sources, reference=references)
+    translator.check_lengths(sources, references)
 
-    def translate(sources):
+    def decode(sources):
         found = translator.translate(sources, beam_size=beam_size, alpha=alpha, max_extra_length=max_extra_length)
         return [hypotheses[0].text for hypotheses in found]
 
-    translations = sharding.share_out(translate, sources)
+    outputs = sharding.share_out(decode, sources)
     scores = {
-        **corpus_scores(translations, references, _moses_language(target_language)),
+        **metric.score(outputs, references, target_language),
+        "headline": metric.headline,
         **perplexities(translator, sources, references),
         "sentences": len(references),
         "beam_size": beam_size,
         "alpha": alpha,
     }
-    return Evaluation(scores, translations)
-
-
-def _moses_language(language: str | None) -> str | None:
-    """`language` if Moses can tokenise it; a run is not refused its other scores where it cannot."""
-    if language is None or language in MOSES_LANGUAGES:
-        return language
-    logging.warning("data.target_language=%s: Moses has no rules for it; no paper_bleu, no tokenized_bleu", language)
-    return None
+    return Evaluation(scores, outputs, metric)
 
 
 def evaluate_run(
@@ -102,8 +99,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Scores a run on its test set, or on two text files, and stores the scores in RUN/evaluations or `output`.
 
-    What is stored says the checkpoint, the options and the files beside them; the run's own result stays as it is.
-    `options` are those of `Translator.translate`, `dtype` what is computed in; the run's own where they are None.
+    The checkpoint, the options and the checksums of the files are stored with the scores; result.json is not changed.
+    `options` are those of `Translator.translate`, `dtype` is that of the computation; by default the run's.
     """
     first, *others = workdir.split(",")
     if others and not output:
@@ -116,7 +113,7 @@ def evaluate_run(
     options = run.decode_options(**options)
     check_options(**options)
     config = run.config
-    dtype = dtype or config.get("evaluate", {}).get("dtype", "float32")
+    dtype = dtype or config.get("evaluate", {}).get("dtype", "float32")  # an imported run has no such section
     members = restore_all(workdir, step)
     if source is None:
         sides, files = _test_set(members[0])

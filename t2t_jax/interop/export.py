@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from t2t_jax.decoding.translator import TrainedModel, restore
+from t2t_jax.decoding.trained_model import TrainedModel, restore
 from t2t_jax.errors import InputError, InterruptedRun, choice, shown
 from t2t_jax.interop.to_ctranslate2 import write_ctranslate2
 from t2t_jax.interop.to_marian import write_marian

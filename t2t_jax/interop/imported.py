@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from t2t_jax.checkpoints import CheckpointWriter
-from t2t_jax.data.tokenizer import Tokenizer
+from t2t_jax.data.task import JOINT_FILE, Vocabularies
 from t2t_jax.errors import DamagedError, InputError, exit_code_of
 from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
@@ -28,9 +28,9 @@ def write_run(
     max_length: int,
     languages: tuple[str, str],
 ) -> None:
-    """Makes of a folder a run of one checkpoint that translates and scores; training refuses to resume from it."""
+    """Writes a run folder of one checkpoint that translates and scores; training refuses to resume from it."""
     model = dataclasses.asdict(config)
-    del model["vocab_size"]
+    del model["vocab_size"], model["source_vocab_size"]
     # It has no corpus; empty prefixes make `evaluate` without --source say so.
     data = {
         "corpus": "files",
@@ -45,9 +45,10 @@ def write_run(
     decode = {"beam_size": 4, "alpha": 0.6, "max_extra_length": 50}  # §6.1
     _check(config, params)
     run = RunFolder(folder)
-    run.describe({"imported_from": origin, "model": model, "data": data, "decode": decode}, vocabulary)
+    described = {"imported_from": origin, "model": model, "data": data, "decode": decode}
+    run.describe(described, {JOINT_FILE: vocabulary})
     with contextlib.closing(CheckpointWriter(run.averaged, keep=1)) as checkpoints:
-        metadata = {"vocabulary": Tokenizer(run.vocabulary).checksum, "imported_from": origin}
+        metadata = {"vocabulary": Vocabularies.open(folder).checksum, "imported_from": origin}
         checkpoints.save(0, params, None, metadata)
 
 

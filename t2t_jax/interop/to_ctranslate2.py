@@ -1,24 +1,25 @@
 """A folder that `ctranslate2.Translator` loads.
 
 Every layout of ours can be written: positions are a table, so the sinusoids, the layout of the paper's code and
-learned positions are alike; pre-norm and separate embeddings have their place. Heads must share d_model out evenly.
+learned positions are alike; pre-norm, separate embeddings and separate vocabularies are supported. d_k and d_v must be
+d_model / num_heads.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
-from t2t_jax.decoding.translator import TrainedModel
+from t2t_jax.decoding.trained_model import TrainedModel
+from t2t_jax.files import write_bytes
 from t2t_jax.interop.embeddings import check_attention, position_rows, positions, tables
 from t2t_jax.interop.torch_names import State, to_torch
 from t2t_jax.model.transformer import TransformerConfig
 
 
 def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
-    """model.bin, config.json, shared_vocabulary.json; and vocab.model, to cut text into pieces with."""
+    """model.bin, config.json, the pieces of the vocabularies, and the SentencePiece models that cut text into them."""
     config = trained.model.config
     check_attention(config, "CTranslate2")
     rows = position_rows(trained.run.config)
@@ -30,8 +31,8 @@ def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
     spec.decoder.embeddings.weight = embeddings["target"]
     spec.decoder.projection.weight = embeddings["softmax"]
 
-    pieces = [trained.tokenizer.tokens([i])[0] for i in range(len(trained.tokenizer))]
-    spec.register_source_vocabulary(pieces)
+    source, pieces = (vocabulary.pieces() for vocabulary in trained.vocabularies)
+    spec.register_source_vocabulary(source)
     spec.register_target_vocabulary(pieces)
     spec.config.unk_token, spec.config.eos_token = pieces[UNKNOWN], pieces[EOS]
     spec.config.bos_token = spec.config.decoder_start_token = pieces[PAD]
@@ -40,7 +41,8 @@ def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
     spec.validate()
     spec.optimize(None)
     spec.save(str(folder))
-    shutil.copyfile(trained.run.vocabulary, folder / "vocab.model")
+    for name, content in trained.vocabularies.files.items():
+        write_bytes(folder / name, content)
 
 
 def _spec(config: TransformerConfig, state: State) -> Any:

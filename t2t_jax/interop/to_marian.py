@@ -4,16 +4,15 @@ Marian's positions are the paper's sinusoids with all sines before all cosines: 
 So the channels of the residual stream are permuted once, in every parameter, and nothing else changes.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
-from t2t_jax.decoding.translator import TrainedModel
+from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN, Tokenizer
+from t2t_jax.decoding.trained_model import TrainedModel
 from t2t_jax.errors import InputError
-from t2t_jax.files import write_json
+from t2t_jax.files import write_bytes, write_json
 from t2t_jax.interop.embeddings import check_attention, position_rows, tables
 from t2t_jax.interop.torch_names import permute_channels, to_torch
 from t2t_jax.model.transformer import TransformerConfig
@@ -34,19 +33,26 @@ def write_marian(trained: TrainedModel, folder: Path) -> None:
     state["final_logits_bias"] = np.zeros((1, config.vocab_size), np.float32)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
-    pieces = {trained.tokenizer.tokens([i])[0]: i for i in range(len(trained.tokenizer))}
-    names = list(pieces)
+    source, target = trained.vocabularies
+    names = source.pieces()
     tokens = {"pad_token": names[PAD], "eos_token": names[EOS], "unk_token": names[UNKNOWN]}
     rows = position_rows(run_config)
     write_json(folder / "config.json", _model_config(config, rows))
     write_json(folder / "generation_config.json", _generation_config(run_config))
-    write_json(folder / "vocab.json", pieces)
+    write_json(folder / "vocab.json", _ids(source))
+    if not trained.vocabularies.is_joint:
+        write_json(folder / "target_vocab.json", _ids(target))
     data = run_config["data"]
     languages = {"source_lang": data["source_language"], "target_lang": data["target_language"]}
-    tokenizer = {"tokenizer_class": "MarianTokenizer", "model_max_length": rows, "separate_vocabs": False}
+    tokenizer = {"tokenizer_class": "MarianTokenizer", "model_max_length": rows}
+    tokenizer["separate_vocabs"] = not trained.vocabularies.is_joint
     write_json(folder / "tokenizer_config.json", tokenizer | tokens | languages)
-    for name in ("source.spm", "target.spm"):
-        shutil.copyfile(trained.run.vocabulary, folder / name)
+    for name, vocabulary in (("source.spm", source), ("target.spm", target)):
+        write_bytes(folder / name, vocabulary.model)
+
+
+def _ids(vocabulary: Tokenizer) -> dict[str, int]:
+    return {piece: i for i, piece in enumerate(vocabulary.pieces())}
 
 
 def sines_first(d_model: int) -> np.ndarray:
@@ -79,7 +85,7 @@ def _model_config(config: TransformerConfig, rows: int) -> dict[str, Any]:
         "d_model": config.d_model,
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
-        "vocab_size": config.vocab_size,
+        "vocab_size": config.source_vocab_size or config.vocab_size,
         "decoder_vocab_size": config.vocab_size,
         "max_position_embeddings": rows,
         "scale_embedding": True,

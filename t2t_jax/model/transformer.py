@@ -65,6 +65,7 @@ class TransformerConfig:
     attention_bias: bool = False
     share_embeddings: bool = True
     layer_norm_epsilon: float = 1e-6
+    source_vocab_size: int | None = None
 
     def __post_init__(self):
         ranges = {field.name: _RANGES.get(field.name, _RANGES.get(field.type)) for field in dataclasses.fields(self)}
@@ -90,7 +91,9 @@ class TransformerConfig:
         feed_forward = 2 * self.d_model * self.d_ff + self.d_ff + self.d_model
         layer = 3 * attention + 2 * feed_forward + 5 * 2 * self.d_model  # with two norms in the encoder, three after it
         norms = 2 * 2 if self.norm == "pre" else 0
-        embeddings = (1 if self.share_embeddings else 3) * self.vocab_size
+        embeddings = self.vocab_size
+        if not self.share_embeddings:
+            embeddings = (self.source_vocab_size or self.vocab_size) + 2 * self.vocab_size
         positions = 2 * self.max_positions if self.positions == "learned" else 0
         return self.num_layers * layer + (norms + embeddings + positions) * self.d_model
 
@@ -254,7 +257,8 @@ class Transformer(nn.Module):
         if config.share_embeddings:
             self.embedding = embedding()
         else:
-            self.source_embedding, self.target_embedding, self.softmax = embedding(), embedding(), embedding()
+            self.source_embedding = Embedding(config.source_vocab_size or config.vocab_size, config.d_model, self.dtype)
+            self.target_embedding, self.softmax = embedding(), embedding()
         if config.positions == "learned":
             self.source_positions = LearnedPositions(config.max_positions, config.d_model)
             self.target_positions = LearnedPositions(config.max_positions, config.d_model)

@@ -1,7 +1,7 @@
 """§5: what a config must fulfil before anything expensive begins.
 
-`_RANGES` has the numbers of the sections that only training reads; what describes the model, the data and the search
-checks itself where it is defined. Below are the conditions between fields.
+`_RANGES` are those of the sections that only training reads. Model, token store and search check their own fields
+(`TransformerConfig`, `StoreSettings`, `SearchOptions`). The functions check what depends on several fields.
 """
 
 import os
@@ -10,10 +10,13 @@ import jax
 from ml_collections import ConfigDict
 
 from t2t_jax import sharding
-from t2t_jax.data.token_store import StoreSettings
+from t2t_jax.data.preparation import StoreSettings
+from t2t_jax.data.task import task_of
 from t2t_jax.decoding.translator import check_options
 from t2t_jax.errors import InputError, Range, choice
+from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.model.transformer import TransformerConfig
+from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 
 _STEPS = 2**31 - 1  # steps are counted in int32
 _BYTES_PER_PARAMETER = 12  # in float32, with the two moments of Adam
@@ -50,10 +53,12 @@ def check(config: ConfigDict) -> None:
     for field, allowed in _RANGES.items():
         section, name = field.split(".")
         allowed.check(field, config[section][name])
-    StoreSettings.of(config.data)
+    check_data(config)
     check_model(config)
     check_machine(config)
     check_decoding(config)
+    choice("optimizer.name", config.optimizer.name, OPTIMIZERS)
+    choice("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
     choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
     choice("train.on_nonfinite", config.train.on_nonfinite, ["halt", "skip"])
     choice("evaluate.dtype", config.evaluate.dtype, ["float32", "bfloat16"])
@@ -64,9 +69,22 @@ def check(config: ConfigDict) -> None:
         )
 
 
+def check_data(config: ConfigDict) -> None:
+    """Refuses an unknown task, corpus or metric, and shared embeddings of separate vocabularies."""
+    settings, task = StoreSettings.of(config.data), task_of(config.data)
+    choice("data.corpus", config.data.corpus, task.corpora)
+    choice(f"task {config.data.task}: metric", task.metric, METRICS)
+    if not settings.is_joint and config.model.share_embeddings:
+        raise InputError(
+            "model.share_embeddings=True needs one vocabulary; set it to False, or leave data.source_vocabulary and "
+            "data.source_vocab_size empty and 0"
+        )
+
+
 def check_model(config: ConfigDict) -> None:
-    """Refuses a model of which the parameters and their moments are more than this machine's memory."""
-    count = TransformerConfig(vocab_size=config.data.vocab_size, **config.model).parameter_count
+    """Refuses a model whose parameters and Adam's moments need more than the memory of this machine."""
+    sizes = {"vocab_size": config.data.vocab_size, "source_vocab_size": config.data.source_vocab_size or None}
+    count = TransformerConfig(**sizes, **config.model).parameter_count
     needed, memory = _BYTES_PER_PARAMETER * count, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # Several processes may share the state among their machines.
     if needed > memory and not jax.distributed.is_initialized():

@@ -1,4 +1,7 @@
-"""§5.2: the training step compiled for the devices at hand: every batch shape before step 1, in the memory there is."""
+"""§5.2: ahead-of-time compilation of the training step for each batch shape.
+
+It chooses the number of microbatches for gradient accumulation: the fewest with which every shape fits the memory.
+"""
 
 import concurrent.futures
 import contextlib
@@ -25,24 +28,24 @@ _GIB = 2**30
 
 
 class Machine(NamedTuple):
-    """How the devices are used. None of it changes the experiment: losses and gradients are the same up to rounding.
+    """How the devices are used, which changes losses and gradients by rounding errors alone.
 
-    Gradients are accumulated over `parts` microbatches, as few as the memory allows where that is 0. `memory_gib` is a
-    device's, 0 for what it says it has. `engine` is 'jit' or 'pmap'.
+    `microbatches` for gradient accumulation, 0 for the fewest that fit the memory. `memory_gib` is that of a device, 0
+    for what the device reports. `engine` is 'jit' or 'pmap'.
     """
 
-    parts: int
+    microbatches: int
     memory_gib: float
     engine: str
 
 
 class Engine(NamedTuple):
-    """A compiled training step, its number of microbatches, and the most memory that any batch needs of a device."""
+    """A compiled training step, its number of microbatches, the largest memory need of any batch shape on a device."""
 
     take_step: TakeStep
-    parts: int
+    microbatches: int
     bytes: int
-    seconds: float  # of compiling
+    seconds: float  # of compilation
 
 
 def build(
@@ -52,55 +55,55 @@ def build(
     mesh: Mesh,
     machine: Machine,
 ) -> Engine:
-    """The pure `step(parts, axis, state, batch)` compiled for batches of these shapes and a state laid out as `state`.
+    """Compiles `step(microbatches, axis, state, batch)`, a pure function, for these batch shapes.
 
-    Ahead of time, all shapes in one number of microbatches, in which each of them fits the memory.
+    The new state has the shardings of `state`. All shapes have the same number of microbatches.
     """
     started = time.monotonic()
     if machine.engine == "pmap":
-        return Engine(_pmap(step, mesh, machine.parts or 1), machine.parts or 1, 0, 0.0)
+        return Engine(_pmap(step, mesh, machine.microbatches or 1), machine.microbatches or 1, 0, 0.0)
     positions = lambda bucket: bucket.rows * (bucket.source_length + bucket.target_length)
     empty = [empty_batch(bucket) for bucket in sorted(shapes, key=positions, reverse=True)]
-    parts, compiled = _fit(functools.partial(_lower, step, state, mesh), empty, mesh, machine)
+    microbatches, compiled = _fit(functools.partial(_lower, step, state, mesh), empty, mesh, machine)
 
     def take_step(state, batch):
-        return compiled[_shape(batch)](state, sharding.put_rows(batch, mesh, parts))
+        return compiled[_shape(batch)](state, sharding.put_rows(batch, mesh, microbatches))
 
-    return Engine(take_step, parts, max(map(bytes_of, compiled.values())), time.monotonic() - started)
+    return Engine(take_step, microbatches, max(map(bytes_of, compiled.values())), time.monotonic() - started)
 
 
-def _lower(step, state, mesh, batch, parts):
+def _lower(step, state, mesh, batch, microbatches):
     layout = jax.tree.map(lambda x: x.sharding, state), sharding.replicated(mesh)
-    jitted = jax.jit(functools.partial(step, parts, None), donate_argnums=0, out_shardings=layout)
-    return jitted.lower(state, sharding.put_rows(batch, mesh, parts))
+    jitted = jax.jit(functools.partial(step, microbatches, None), donate_argnums=0, out_shardings=layout)
+    return jitted.lower(state, sharding.put_rows(batch, mesh, microbatches))
 
 
 def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine) -> tuple[int, dict[Shape, Any]]:
-    """The least number of microbatches, of 1, 2, 4, …, in which every batch fits the memory, and the compiled steps.
+    """The fewest microbatches, of 1, 2, 4, …, with which every batch fits the memory, and the compiled steps.
 
-    The first of `batches`, likely to need the most, is compiled before the others, and these only where it fits. From
-    then on the one that needed the most is the first.
+    The first of `batches` is compiled first, the others only if it fits; it should be the one that needs the most
+    memory, so that for the next number of microbatches they are sorted by what they needed.
     """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
     rows = -(-max(len(batch["inputs"]) for batch in batches) // mesh.shape[sharding.DATA])
-    choices = [machine.parts] if machine.parts else [2**n for n in range(rows.bit_length())]
-    for parts in choices:
-        compiled = _compile(lower, batches[:1], parts)
+    choices = [machine.microbatches] if machine.microbatches else [2**n for n in range(rows.bit_length())]
+    for microbatches in choices:
+        compiled = _compile(lower, batches[:1], microbatches)
         if bytes_of(compiled[_shape(batches[0])]) <= limit:
-            compiled |= _compile(lower, batches[1:], parts)
+            compiled |= _compile(lower, batches[1:], microbatches)
         needs = {shape: bytes_of(step) for shape, step in compiled.items()}
         if max(needs.values()) <= limit:
-            return parts, compiled
+            return microbatches, compiled
         batches = sorted(batches, key=lambda batch: needs.get(_shape(batch), 0), reverse=True)
     raise InputError(
-        f"data.tokens_per_batch: in {parts} parts, a step needs {max(needs.values()) / _GIB:.2f} GiB of the "
-        f"{limit / _GIB:.2f} GiB of a device; {_REMEDIES}"
+        f"data.tokens_per_batch: with {microbatches} microbatches, a step needs {max(needs.values()) / _GIB:.2f} GiB, "
+        f"more than the {limit / _GIB:.2f} GiB of a device; {_REMEDIES}"
     )
 
 
-def _compile(lower: Callable, batches: Sequence[Batch], parts: int) -> dict[Shape, Any]:
+def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int) -> dict[Shape, Any]:
     """The step compiled for each batch, several at a time."""
-    lowered = {_shape(batch): lower(batch, parts) for batch in batches}
+    lowered = {_shape(batch): lower(batch, microbatches) for batch in batches}
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(lowered, pool.map(lambda step: step.compile(), lowered.values()), strict=True))
 
@@ -111,13 +114,13 @@ _REMEDIES = (
 
 
 def _memory_of(mesh: Mesh) -> float:
-    """Bytes a device may use; those of a CPU are not known to JAX."""
+    """Bytes that a device may use; infinite for CPUs, for which JAX does not report it."""
     statistics = mesh.local_devices[0].memory_stats() or {}
     return statistics.get("bytes_limit", math.inf)
 
 
 def bytes_of(compiled: Any) -> int:
-    """What a compiled program needs on each device: arguments, results and what lives in between."""
+    """Memory that a compiled program needs on each device: arguments, results and temporaries."""
     sizes = compiled.memory_analysis()
     results = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
     return sizes.argument_size_in_bytes + results + sizes.temp_size_in_bytes
@@ -125,7 +128,7 @@ def bytes_of(compiled: Any) -> int:
 
 @contextlib.contextmanager
 def out_of_memory() -> Iterator[None]:
-    """Says what to lower where a device has no memory left."""
+    """Turns a device's out-of-memory error into a line that says which field to lower."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -139,29 +142,29 @@ def _shape(batch: Batch) -> Shape:
     return batch["inputs"].shape, batch["targets"].shape
 
 
-def _pmap(step: Callable, mesh: Mesh, parts: int) -> TakeStep:
-    """The same step by `jax.pmap`: each device takes its rows, and what they give is added up among them."""
+def _pmap(step: Callable, mesh: Mesh, microbatches: int) -> TakeStep:
+    """The same step by `jax.pmap`: each device computes its rows, gradients and sums are all-reduced."""
     devices = mesh.shape[sharding.DATA]
     mapped = jax.pmap(
-        functools.partial(step, parts, sharding.DATA), axis_name=sharding.DATA, in_axes=(None, 0), out_axes=None,
+        functools.partial(step, microbatches, sharding.DATA), axis_name=sharding.DATA, in_axes=(None, 0), out_axes=None,
         devices=list(mesh.devices.ravel()),
     )  # fmt: skip
 
     def take_step(state, batch):
-        rows = sharding.put_rows(batch, mesh, parts)
+        rows = sharding.put_rows(batch, mesh, microbatches)
         return mapped(state, jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), rows))
 
     return take_step
 
 
 def describe(engine: Engine, shapes: int, state: TrainState, mesh: Mesh) -> str:
-    """What was compiled and what it needs, in a line."""
+    """A line about what was compiled and how much memory it needs."""
     if engine.bytes == 0:
         return "pmap: each batch shape is compiled when it first comes"
     devices = f"{mesh.devices.size} device{'s' * (mesh.devices.size > 1)}"
     held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state))
-    in_parts = f", each in {engine.parts} parts" if engine.parts > 1 else ""
+    in_microbatches = f", each in {engine.microbatches} microbatches" if engine.microbatches > 1 else ""
     return (
         f"{devices}, {engine.bytes / _GIB:.2f} GiB each ({held / _GIB:.2f} parameters and optimiser); compiled "
-        f"{shapes} batch shapes{in_parts} in {engine.seconds:.0f} s"
+        f"{shapes} batch shapes{in_microbatches} in {engine.seconds:.0f} s"
     )

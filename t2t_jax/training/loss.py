@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t2t_jax.model.products import product
+from t2t_jax.model.transformer import Transformer
+from t2t_jax.training.train_step import Batch, LossFn
 
 Sums = tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]
 
@@ -111,3 +113,18 @@ def _over_chunks(add, total, y, targets, devices):
     join = lambda x: x.swapaxes(0, 1).reshape(rows, count * width, *x.shape[3:])[:, :length]
     total, found = jax.lax.scan(lambda total, chunk: add(total, *chunk), total, (cut(y), cut(targets)))
     return total, jax.tree.map(join, found)
+
+
+def label_smoothed_loss(model: Transformer, label_smoothing: float, devices: int = 1) -> LossFn:
+    """The loss of the paper for `train_step`: `loss` is label-smoothed, `nll` is not; sums in nats.
+
+    The rows of a batch are divided equally among `devices`. The entries of the batch are the arguments of the model.
+    """
+
+    def loss_fn(params, batch: Batch, key):
+        method, rngs = Transformer.before_softmax, {"dropout": key}
+        y, table = model.apply({"params": params}, **batch, train=True, rngs=rngs, method=method)
+        loss, nll, tokens = cross_entropy(y, table, batch["targets"], label_smoothing, devices)
+        return loss, {"loss": loss, "nll": nll, "target_tokens": tokens}
+
+    return loss_fn

@@ -1,4 +1,4 @@
-"""§5: what is seen of a run while it trains: the progress bar, metrics.jsonl and TensorBoard."""
+"""§5: the progress of a run: the progress bar, metrics.jsonl and TensorBoard."""
 
 import collections
 import contextlib
@@ -18,17 +18,17 @@ from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.train_step import Metrics
 from t2t_jax.training.watchdog import Watchdog
 
-IN_FLIGHT = 2  # steps handed to the devices before the oldest one's numbers are waited for
-_APART = ("evaluation", "save")  # phases that are not training
+IN_FLIGHT = 2  # steps dispatched to the devices before the metrics of the oldest are waited for
+_NOT_TRAINING = ("evaluation", "save")  # phases whose time does not count as training
 _MOST_SKIPPED = 20  # updates in a row; a model whose updates are all skipped learns nothing
 
 Item = TypeVar("Item")
 
 
 class Progress:
-    """Collects each step's numbers and reports their mean over `log_interval` steps, and where the time went.
+    """Collects the metrics of each step; logs their means over `log_interval` steps and the time of each phase.
 
-    Time that belongs to no phase is that of the steps. Stops the run when a loss is not finite.
+    Time outside of any phase counts as that of the steps. Stops the run when a loss is not finite.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class Progress:
         saved: dict[str, Any],
         watchdog: Watchdog,
     ):
-        """`saved` is what `totals` said at `step`, nothing at step 0.
+        """`saved` is what `totals` returned at `step`, {} at step 0.
 
-        `peak_flops` is the rate of all devices together, 0 where nobody has said it. With `skip_nonfinite`, updates
-        with a number that is not finite were skipped: they are counted and said.
+        `peak_flops` is the rate of all devices together, 0 where it is unknown. With `skip_nonfinite`, updates with a
+        number that is not finite have been skipped: they are counted and reported.
         """
         self._run, self._log_interval, self._schedule, self._peak_flops = run, log_interval, schedule, peak_flops
         self._skip_nonfinite, self._watchdog = skip_nonfinite, watchdog
-        # A person watches a terminal; a log file gets a line now and then.
+        # Twice a second on a terminal, once a minute in a log file.
         interval = 0.5 if sys.stderr.isatty() else 60
         self._bar = tqdm(
             total=train_steps, initial=step, unit="step", file=sys.stderr, mininterval=interval, maxinterval=interval,
@@ -64,23 +64,23 @@ class Progress:
         self._clock = time.monotonic()
 
     def totals(self) -> dict[str, Any]:
-        """What a resumed run needs to log what an unbroken one would have logged."""
+        """What a resumed run needs, to log what an uninterrupted one would have logged."""
         totals = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
         totals |= {"skipped": self.skipped, "batches_crc32": self.batches_crc32, "logged_step": self._logged_step}
         return totals | {"since_log": dict(self._since_log)}
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens inside is counted as the time of this phase."""
-        if name in _APART:
-            self.flush()  # the steps before it end before it begins
+        """Counts the time of the block as that of this phase."""
+        if name in _NOT_TRAINING:
+            self.flush()  # so that the steps before are not counted
         self._count_time("step")
-        with self._watchdog.paused() if name in _APART else contextlib.nullcontext():
+        with self._watchdog.paused() if name in _NOT_TRAINING else contextlib.nullcontext():
             yield
         self._count_time(name)
 
     def waiting_for(self, items: Iterable[Item]) -> Iterator[Item]:
-        """The items, the time that each of them takes to come being that of the phase 'input'."""
+        """The items; the time spent waiting for them counts as phase 'input'."""
         items, none = iter(items), object()
         while True:
             with self.phase("input"):
@@ -92,14 +92,14 @@ class Progress:
     def _count_time(self, name: str) -> None:
         now = time.monotonic()
         self._since_log[f"{name}_seconds"] += now - self._clock
-        if name not in _APART:
+        if name not in _NOT_TRAINING:
             self.seconds += now - self._clock
         self._clock = now
 
     def add(self, step: int, metrics: Metrics, batch: dict[str, np.ndarray], flops: float) -> None:
-        """One more step, its batch as it was on the host, and the operations that its tokens need."""
+        """Adds a step: its metrics, its batch as it was on the host, the floating-point operations of its tokens."""
         self._pending.append((step, metrics, batch["targets"].size, flops))
-        for name in sorted(batch):  # which sentences were trained on, in which order, since step 0
+        for name in sorted(batch):  # a checksum of all batches since step 0, in order
             self.batches_crc32 = zlib.crc32(np.ascontiguousarray(batch[name]), self.batches_crc32)
         while len(self._pending) > IN_FLIGHT:
             self._take()
@@ -109,7 +109,7 @@ class Progress:
         self._bar.update()
 
     def flush(self) -> None:
-        """Waits for the numbers of every step so far."""
+        """Waits for the metrics of every step so far."""
         while self._pending:
             self._take()
 
@@ -131,7 +131,7 @@ class Progress:
         self._since_log.update({name: values[name] * tokens for name in ("loss", "nll")})
 
     def _nonfinite(self, step: int, values: dict[str, float]) -> None:
-        """Stops the run, or counts an update that was skipped, on all processes alike: the numbers are those of all."""
+        """Stops the run or counts a skipped update; all processes do the same, as they see the same numbers."""
         loss, norm = values["loss"], values["gradient_norm"]
         what = f"step {step}: loss {loss}, gradient norm {norm}, or a parameter behind it, is not finite"
         self.skipped += 1
@@ -146,7 +146,7 @@ class Progress:
     def _log(self, step: int) -> None:
         self._count_time("step")
         sums = self._since_log
-        seconds = {f"{name}_seconds": sums[f"{name}_seconds"] for name in ("input", "step", *_APART)}
+        seconds = {f"{name}_seconds": sums[f"{name}_seconds"] for name in ("input", "step", *_NOT_TRAINING)}
         training = seconds["input_seconds"] + seconds["step_seconds"]
         if not sums["steps"]:  # all were skipped
             return

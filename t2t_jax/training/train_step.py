@@ -1,5 +1,6 @@
 """§5: one training step, a pure function of (state, batch)."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,10 +9,12 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.model.transformer import Transformer
-from t2t_jax.training.loss import cross_entropy
 
-Batch = dict[str, Int[Array, "B _"]]
+Batch = dict[str, Int[Array, "B ..."]]
 Metrics = dict[str, Float[Array, ""]]
+# (params, batch, key) → (the loss, sums): sums over the target tokens of a part of a global batch, with at least "loss"
+# and "target_tokens". The batch has `inputs`, `targets` and the `rows` that they are in the global batch.
+LossFn = Callable[[Any, Batch, Array], tuple[Float[Array, ""], Metrics]]
 
 
 class TrainState(NamedTuple):
@@ -30,67 +33,61 @@ def init_state(model: Transformer, optimizer: optax.GradientTransformation, key:
 
 
 def train_step(
-    model: Transformer,
+    loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
-    label_smoothing: float,
-    accumulate: int,
+    microbatches: int,
     key: Array,
     state: TrainState,
     batch: Batch,
     *,
     axis: str | None = None,
-    devices: int = 1,
     skip_nonfinite: bool = False,
 ) -> tuple[TrainState, Metrics]:
-    """One update from one global batch, by gradient accumulation over `accumulate` microbatches of equally many rows.
+    """One update from one global batch, by gradient accumulation over `microbatches` of equally many rows.
 
-    The loss is the sum over all non-padding target tokens divided by their number, over the whole batch:
-    never a mean of means over devices or microbatches. `loss` is label-smoothed, `nll` is not (nats per token).
-    The entries of the batch are the arguments of the model. Dropout is a function of the key, the step and an
-    element's place in the global batch: devices and microbatches change no mask.
+    The loss is the sum over all target tokens divided by their number, over the whole batch: never a mean of means over
+    devices or microbatches. Dropout is a function of the key, the step and an element's index in the global batch, so
+    that devices and microbatches do not change it.
 
-    `axis` names the mapped axis over whose devices the rows are divided, one after the other; without one, they lie
-    in equal shares on `devices`.
+    `axis` is the mapped axis (`jax.pmap`) over whose devices the rows are divided, in order.
 
-    `finite` is whether the loss, the gradients and the new parameters are; if not, `skip_nonfinite` keeps the old
+    The metrics are the sums of `loss_fn` per target token, and `target_tokens`; `gradient_norm`; and `finite`: whether
+    the loss, the gradients and the new parameters are finite. If they are not, `skip_nonfinite` keeps the old
     parameters and moments (the step still counts).
     """
     key = jax.random.fold_in(key, state.step)
-    rows = jnp.arange(len(batch["inputs"]))  # their numbers in the global batch
+    rows = jnp.arange(len(batch["inputs"]))
     if axis is not None:
         rows += jax.lax.axis_index(axis) * len(rows)
+    batch = batch | {"rows": rows}
 
-    def loss_sum(params, part, rows):
-        method, rngs = Transformer.before_softmax, {"dropout": key}
-        y, table = model.apply({"params": params}, **part, train=True, rows=rows, rngs=rngs, method=method)
-        loss, nll, tokens = cross_entropy(y, table, part["targets"], label_smoothing, devices)
-        return loss, (loss, nll, tokens)
+    def gradients_and_sums(batch):
+        return jax.grad(loss_fn, has_aux=True)(state.params, batch, key)
 
-    def add_part(total, part_and_rows):
-        gradients, sums = jax.grad(loss_sum, has_aux=True)(state.params, *part_and_rows)
-        return jax.tree.map(jnp.add, total, (gradients, sums)), None
+    def add_microbatch(total, batch):
+        return jax.tree.map(jnp.add, total, gradients_and_sums(batch)), None
 
-    if accumulate == 1:
-        gradients, sums = jax.grad(loss_sum, has_aux=True)(state.params, batch, rows)
+    if microbatches == 1:
+        gradients, sums = gradients_and_sums(batch)
     else:
-        zeros = (jax.tree.map(jnp.zeros_like, state.params), (jnp.zeros(()),) * 3)
-        parts = jax.tree.map(lambda x: _interleaved_parts(x, accumulate), (batch, rows))
-        (gradients, sums), _ = jax.lax.scan(add_part, zeros, parts)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradients_and_sums, batch))
+        split = jax.tree.map(lambda x: _interleaved(x, microbatches), batch)
+        (gradients, sums), _ = jax.lax.scan(add_microbatch, zeros, split)
     if axis is not None:
         gradients, sums = jax.lax.psum((gradients, sums), axis)
-    loss, nll, tokens = sums
+    tokens = sums["target_tokens"]
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
     gradient_norm = optax.tree.norm(gradients)
-    finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm) & _all_finite(params)
+    finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(gradient_norm) & _all_finite(params)
     new_state = TrainState(state.step + 1, params, optimizer_state)
     if skip_nonfinite:
         is_count = lambda x: jnp.issubdtype(x.dtype, jnp.integer)
         new_state = jax.tree.map(
             lambda new, old: new if is_count(new) else jnp.where(finite, new, old), new_state, state
         )
-    metrics = {"loss": loss / tokens, "nll": nll / tokens, "target_tokens": tokens}
+    metrics = {name: total / tokens for name, total in sums.items()} | {"target_tokens": tokens}
     return new_state, metrics | {"gradient_norm": gradient_norm, "finite": finite.astype(jnp.float32)}
 
 
@@ -98,6 +95,6 @@ def _all_finite(tree: Any) -> Bool[Array, ""]:
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
 
 
-def _interleaved_parts(x: Int[Array, "B *n"], parts: int) -> Int[Array, "parts rows *n"]:
-    """[rows, …] → [parts, rows / parts, …]; every part has rows of every device's share."""
-    return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
+def _interleaved(x: Int[Array, "B *n"], microbatches: int) -> Int[Array, "microbatches rows *n"]:
+    """[rows, …] → [microbatches, rows / microbatches, …]; each microbatch has rows of every device's share."""
+    return x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)

@@ -1,0 +1,177 @@
+"""§5.1: length bucketing: batches of pairs of about the same lengths, in few static shapes.
+
+A bucket is a shape: every pair whose sides fit it, and fit no smaller one, is batched with others of its bucket.
+"""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from t2t_jax.errors import InputError
+
+ROWS_MULTIPLE = 8  # of the rows of a batch where it has as many, so that the usual device counts divide it
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Bucket:
+    """The shape of a batch: `rows` rows of up to these lengths (subwords, EOS included).
+
+    A row holds one pair or, where `packed`, several.
+    """
+
+    source_length: int
+    target_length: int
+    rows: int
+    packed: bool = False
+
+
+class Plan(Protocol):
+    """Which pairs make each batch of an epoch; `buckets[b]` is the shape of batch b."""
+
+    buckets: np.ndarray
+
+    def batch(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of a batch, and the row of each, in ascending order."""
+        ...
+
+
+class Layout(Protocol):
+    """What is the same in every epoch: the shapes of the batches, and which pairs are interchangeable.
+
+    A pair belongs to the group `groups[source length, target length]`; group g has `group_sizes[g]` pairs, and a plan
+    may exchange them.
+    """
+
+    buckets: list[Bucket]
+    per_epoch: int
+    groups: np.ndarray
+    group_sizes: np.ndarray
+
+    def plan(self, pairs: np.ndarray, rng: np.random.Generator) -> Plan:
+        """The plan of an epoch in which the pairs come in this order, group by group."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Rectangle:
+    """A range of source and target lengths, [low, high) each."""
+
+    source: tuple[int, int]
+    target: tuple[int, int]
+
+
+def split_lengths(counts: np.ndarray, num_buckets: int) -> list[Rectangle]:
+    """Cuts the table `counts[source length, target length]` into rectangles that waste little padding.
+
+    Starts from one rectangle and makes, again and again, the single cut that saves the most padded positions. Cuts
+    along one axis of a part of the plane are what lets source and target lengths have their own boundaries.
+    """
+    parts = [_shrink(counts, Rectangle((0, counts.shape[0]), (0, counts.shape[1])))]
+    cuts = [_best_cut(counts, parts[0])]
+    while len(parts) < num_buckets:
+        index = int(np.argmax([saved for saved, _ in cuts]))
+        saved, halves = cuts[index]
+        if saved <= 0:
+            break
+        parts[index : index + 1] = halves
+        cuts[index : index + 1] = [_best_cut(counts, half) for half in halves]
+    return parts
+
+
+def _inside(counts: np.ndarray, part: Rectangle) -> np.ndarray:
+    return counts[slice(*part.source), slice(*part.target)]
+
+
+def _shrink(counts: np.ndarray, part: Rectangle) -> Rectangle:
+    """The part without the empty lengths at its ends."""
+    inside = _inside(counts, part)
+    ranges = []
+    for axis, (low, _) in ((1, part.source), (0, part.target)):
+        used = np.flatnonzero(inside.any(axis=axis))
+        ranges.append((low + int(used[0]), low + int(used[-1]) + 1) if len(used) else (low, low))
+    return Rectangle(*ranges)
+
+
+def _best_cut(counts: np.ndarray, part: Rectangle) -> tuple[int, list[Rectangle]]:
+    """The padded positions that the best cut of a shrunk part saves, and its two parts."""
+    inside = _inside(counts, part)
+    by_source, by_target = _savings(inside, *part.source, *part.target), _savings(inside.T, *part.target, *part.source)
+    savings = np.concatenate([by_source, by_target])
+    if not len(savings):
+        return 0, []
+    best = int(np.argmax(savings))
+    if best < len(by_source):
+        at = part.source[0] + 1 + best
+        halves = Rectangle((part.source[0], at), part.target), Rectangle((at, part.source[1]), part.target)
+    else:
+        at = part.target[0] + 1 + best - len(by_source)
+        halves = Rectangle(part.source, (part.target[0], at)), Rectangle(part.source, (at, part.target[1]))
+    return int(savings[best]), [_shrink(counts, half) for half in halves]
+
+
+def _savings(inside: np.ndarray, low: int, high: int, across_low: int, across_high: int) -> np.ndarray:
+    """What cutting the first axis of a shrunk part below `low` + 1, …, `high` − 1 saves, its halves shrunk again."""
+    pairs = inside.sum(axis=1)
+    lengths = np.where(pairs > 0, np.arange(low, high), 0)
+    across = np.where(inside > 0, np.arange(across_low, across_high), 0).max(axis=1)  # longest of the other side
+    below = np.maximum.accumulate(lengths) + np.maximum.accumulate(across)
+    above = high - 1 + np.maximum.accumulate(across[::-1])[::-1]
+    shorter = np.cumsum(pairs)[:-1]
+    total = pairs.sum()
+    return total * (high + across_high - 2) - shorter * below[:-1] - (total - shorter) * above[1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketedPlan:
+    """Batch b is `pairs[starts[b] : starts[b] + sizes[b]]`, a pair a row."""
+
+    pairs: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    buckets: np.ndarray
+
+    def batch(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        start, size = self.starts[index], self.sizes[index]
+        return self.pairs[start : start + size], np.arange(size)
+
+
+class Bucketed:
+    """The layout of bucketed batches: a group is a bucket."""
+
+    def __init__(self, counts: np.ndarray, tokens_per_batch: int, num_buckets: int):
+        rectangles = split_lengths(counts, num_buckets)
+        self.buckets = [_bucket(rectangle, tokens_per_batch) for rectangle in rectangles]
+        self.groups = np.zeros(counts.shape, np.uint16)
+        for index, rectangle in enumerate(rectangles):
+            _inside(self.groups, rectangle)[:] = index
+        self.group_sizes = np.array([_inside(counts, rectangle).sum() for rectangle in rectangles])
+        self._counts = -(-self.group_sizes // [bucket.rows for bucket in self.buckets])
+        self.per_epoch = int(self._counts.sum())
+
+    def plan(self, pairs: np.ndarray, rng: np.random.Generator) -> BucketedPlan:
+        starts, sizes = [], []
+        ends = np.cumsum(self.group_sizes)
+        for bucket, end, size, count in zip(self.buckets, ends, self.group_sizes, self._counts, strict=True):
+            starts.append(end - size + bucket.rows * np.arange(count))
+            sizes.append(np.minimum(bucket.rows, end - starts[-1]))
+        buckets = np.repeat(np.arange(len(self.buckets)), self._counts)
+        order = rng.permutation(self.per_epoch)
+        return BucketedPlan(pairs, *(x[order] for x in (np.concatenate(starts), np.concatenate(sizes), buckets)))
+
+
+def _bucket(rectangle: Rectangle, tokens_per_batch: int) -> Bucket:
+    source, target = rectangle.source[1] - 1, rectangle.target[1] - 1
+    rows = rows_of(tokens_per_batch, max(source, target))
+    return Bucket(source, target, rows - rows % ROWS_MULTIPLE if rows >= ROWS_MULTIPLE else rows)
+
+
+def rows_of(tokens_per_batch: int, longest: int) -> int:
+    """How many rows of this length a batch holds."""
+    rows = tokens_per_batch // longest
+    if rows < 1:
+        raise InputError(
+            f"data.tokens_per_batch={tokens_per_batch} is less than the longest sentence ({longest} "
+            "subwords); raise it or lower data.max_length"
+        )
+    return rows

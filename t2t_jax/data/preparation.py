@@ -1,0 +1,270 @@
+"""§5.1: from a corpus to its token store.
+
+A store is written in a hidden folder beside it: first the vocabularies, then shards of cleaned and encoded pairs by
+several processes (shards.py), then the files of the store (token_store.py) without what the shards have twice. Each
+file there is whole or absent, so that an interrupted preparation resumes where it was and ends with the same bytes.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2t_jax.data import cleaning
+from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
+from t2t_jax.data.ready_vocabulary import ready_vocabulary
+from t2t_jax.data.shards import SHARD_SIZE, Encoding, chunks, join_shards, write_shards
+from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE, TASKS, Task, Vocabularies, task_of
+from t2t_jax.data.token_store import HELD_OUT, SIDES, TokenStore
+from t2t_jax.data.tokenizer import longest_whole, train_vocabulary
+from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
+from t2t_jax.files import alone_in, read_object, sha256, write_bytes, write_object
+
+_FORMAT = 3  # of stores; raised when the same corpus and settings give other bytes
+# Settings that came later, and the values with which a store is what it was before: they do not change its name.
+_LATER_SETTINGS = {"task": "translation", "source_vocabulary": "", "source_vocab_size": 0}
+_RANGES = {
+    "vocab_size": Range(1, 10_000_000),
+    "source_vocab_size": Range(0, 10_000_000),
+    "vocab_pairs": Range(0, 10**9),
+    "max_length": Range(2, 16_384),  # a subword and EOS; attention weights grow with its square
+    "heldout_max_length": Range(0, 16_384),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreSettings:
+    """What a store depends on besides the corpus; the field names are those of `config.data`.
+
+    The vocabulary is the file `vocabulary` (see ready_vocabulary.py), or trained on `vocab_pairs` training pairs drawn
+    at random (0: all). It is that of both sides, or of the target alone where the source has one of its own: the file
+    `source_vocabulary`, or `source_vocab_size` trained pieces. Lengths are in subwords, EOS included. `max_length`
+    bounds training pairs; `heldout_max_length` says which dev and test pairs belong to the experiment (0: all).
+    """
+
+    task: str
+    vocabulary: str
+    source_vocabulary: str
+    vocab_size: int
+    source_vocab_size: int
+    vocab_kind: str
+    vocab_pairs: int
+    byte_fallback: bool
+    character_coverage: float
+    max_length: int
+    heldout_max_length: int
+    cleaning: cleaning.Rules
+
+    def __post_init__(self):
+        choice("data.task", self.task, TASKS)
+        choice("data.vocab_kind", self.vocab_kind, ["bpe", "unigram"])
+        check_ranges(_RANGES, self, "data.")
+        if not 0.9 <= self.character_coverage <= 1 or (self.character_coverage < 1 and not self.byte_fallback):
+            raise InputError(
+                f"data.character_coverage must be from 0.9 to 1, and 1 without data.byte_fallback; got "
+                f"{self.character_coverage}"
+            )
+        for field in ("vocabulary", "source_vocabulary"):
+            path = getattr(self, field)
+            if path and not Path(path).is_file():
+                raise InputError(f"data.{field}: no file {path}; give a SentencePiece model or subword-nmt's codes")
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether source and target share one vocabulary."""
+        return not (self.source_vocabulary or self.source_vocab_size)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "StoreSettings":
+        """Those of `config.data`."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if missing := [name for name in names if name not in data]:  # as in the runs that are imported
+            raise InputError(f"data.{missing[0]} is not in the config: the run has no data of its own; name your files")
+        fields = {name: data[name] for name in names}
+        for name in ("vocabulary", "source_vocabulary"):
+            fields[name] = str(Path(data[name]).expanduser()) if data[name] else ""
+        return cls(**fields | {"cleaning": cleaning.Rules(**dict(data["cleaning"]))})
+
+
+def open_store(data: Mapping[str, Any]) -> TokenStore:
+    """The store that the fields of `config.data` describe, prepared now if it is not there."""
+    settings = StoreSettings.of(data)  # checks itself, before anything is downloaded
+    directory = Path(data["directory"]).expanduser()
+    prefixes = {split: data[split] for split in SPLITS}
+    languages = data["source_language"], data["target_language"]
+    corpora = task_of(data).corpora
+    corpus = read_corpus(data["corpus"], *languages, prefixes, directory, data["archives"], corpora)
+    return prepare(corpus, settings, directory)
+
+
+def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenStore:
+    """Opens the store of this corpus with these settings under `directory`, writing it first if there is none."""
+    final = directory / f"{corpus.name}-{'-'.join(corpus.languages)}-{_key(corpus, settings)}"
+    work = final.with_name(f".{final.name}.unfinished")
+    while work.exists() or not final.exists():
+        work.mkdir(parents=True, exist_ok=True)
+        with alone_in(work):
+            try:
+                if not final.exists():
+                    _write(corpus, settings, work, final)
+                shutil.rmtree(work)
+            except InputError:  # it would only be raised again
+                shutil.rmtree(work)
+                raise
+    return TokenStore(final)
+
+
+def _key(corpus: Corpus, settings: StoreSettings) -> str:
+    """What distinguishes the store from those of other text or settings."""
+    made_from = dataclasses.asdict(settings)
+    made_from = {name: x for name, x in made_from.items() if x != _LATER_SETTINGS.get(name, object())}
+    for name in {"vocabulary", "source_vocabulary"} & made_from.keys():
+        made_from[name] = sha256(Path(made_from[name])) if made_from[name] else None
+    identity = json.dumps([_FORMAT, corpus.checksums, corpus.languages, made_from], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:12]
+
+
+def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> None:
+    task = TASKS[settings.task]
+    folder = work / "vocabularies"
+    vocabularies = _open_finished(folder) or _write_vocabularies(folder, corpus, settings, task)
+    held_out = {split: list(corpus.splits[split]()) for split in HELD_OUT}
+    leaks = cleaning.leak_index(itertools.chain(*held_out.values()))
+    encoding = Encoding(folder, task.preprocess_target, settings.cleaning, corpus.languages, leaks, settings.max_length)
+    shards = write_shards(corpus.splits["train"](), encoding, work)
+    store = work / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    store.mkdir()
+    for name, content in vocabularies.files.items():
+        write_bytes(store / name, content)
+    dtype = np.dtype("<u2" if max(map(len, vocabularies)) <= 1 << 16 else "<u4")
+    report = join_shards(shards, vocabularies, dtype, store)
+    if not report.kept:
+        raise InputError(f"data.train: no pair is left to train on ({report}); raise data.max_length")
+    counts = {
+        split: _write_held_out(pairs, vocabularies, task, settings, store / split) for split, pairs in held_out.items()
+    }
+    manifest = {
+        "languages": corpus.languages,
+        "corpus": corpus.checksums,
+        "corpus_table": corpus.table,
+        "settings": dataclasses.asdict(settings),
+        "dtype": dtype.str,
+        "report": dataclasses.asdict(report),
+        "held_out": counts,
+        "sha256": {path.name: sha256(path) for path in sorted(store.iterdir())},
+    }
+    write_object(store / "manifest.json", manifest)
+    os.rename(store, final)
+
+
+# --- Vocabularies -------------------------------------------------------------------------------------------
+
+_CHECKSUMS = "checksums.json"  # of the vocabularies of an unfinished store, written after them
+
+
+def _write_vocabularies(folder: Path, corpus: Corpus, settings: StoreSettings, task: Task) -> Vocabularies:
+    """Makes the vocabularies; the shards are encoded with these alone, however often the preparation is resumed."""
+    folder.mkdir(exist_ok=True)
+    sides = {JOINT_FILE: SIDES} if settings.is_joint else {SOURCE_FILE: ("source",), TARGET_FILE: ("target",)}
+    for name, of in sides.items():
+        write_bytes(folder / name, _vocabulary(corpus, settings, task, of))
+    write_object(folder / _CHECKSUMS, {name: sha256(folder / name) for name in sides})
+    return Vocabularies.open(folder)
+
+
+def _open_finished(folder: Path) -> Vocabularies | None:
+    """The vocabularies that an interrupted preparation completed."""
+    if not (folder / _CHECKSUMS).exists():
+        return None
+    try:
+        damaged = any(sha256(folder / name) != found for name, found in read_object(folder / _CHECKSUMS).items())
+    except (DamagedError, OSError):
+        damaged = True
+    if damaged:
+        raise DamagedError(f"{folder} is damaged; delete {folder.parent} and run again")
+    return Vocabularies.open(folder)
+
+
+def _vocabulary(corpus: Corpus, settings: StoreSettings, task: Task, sides: tuple[str, ...]) -> bytes:
+    """The SentencePiece model of these sides."""
+    prefix = "source_" if sides == ("source",) else ""  # of the fields of config.data
+    ready, size = getattr(settings, f"{prefix}vocabulary"), getattr(settings, f"{prefix}vocab_size")
+    pairs = draw(corpus.splits["train"](), settings.vocab_pairs)
+    texts = (text for pair in pairs for text in _training_text(pair, settings, task, sides))
+    sentences = _with_text(map(one_line, texts))
+    if ready:
+        return ready_vocabulary(Path(ready), sentences, f"data.{prefix}vocabulary")
+    return train_vocabulary(
+        sentences,
+        size,
+        field=f"data.{prefix}vocab_size",
+        kind=settings.vocab_kind,
+        byte_fallback=settings.byte_fallback,
+        character_coverage=settings.character_coverage,
+        replace=cleaning.replacements(settings.cleaning),
+    )
+
+
+def _training_text(pair: Pair, settings: StoreSettings, task: Task, sides: tuple[str, ...]) -> Iterator[str]:
+    source, target = (cleaning.normalize(text, settings.cleaning) for text in pair)
+    if "source" in sides:
+        yield source
+    if "target" in sides:
+        yield task.preprocess_target(target)
+
+
+def _with_text(sentences: Iterator[str]) -> Iterator[str]:
+    """The sentences that are not blank, refused if there is none."""
+    first = next(filter(None, sentences), None)
+    if first is None:
+        raise InputError("data.train has no text: every line is blank; give it sentences")
+    return itertools.chain([first], filter(None, sentences))
+
+
+def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
+    """Reservoir sampling: `count` of the pairs, each equally likely, the same ones every time; 0: all of them."""
+    if not count:
+        return pairs
+    reservoir, rng, num_read = list(itertools.islice(pairs, count)), np.random.default_rng(0), count
+    for chunk in chunks(pairs, SHARD_SIZE):
+        # Pair number n replaces a random entry with probability count / n.
+        entries = rng.integers(np.arange(num_read, num_read + len(chunk)) + 1)
+        for index in np.flatnonzero(entries < count):
+            reservoir[entries[index]] = chunk[index]
+        num_read += len(chunk)
+    return iter(reservoir)
+
+
+# --- Dev and test ------------------------------------------------------------------------------------------
+
+
+def _write_held_out(
+    pairs: list[Pair], vocabularies: Vocabularies, task: Task, settings: StoreSettings, stem: Path
+) -> dict[str, int]:
+    limit, most = settings.heldout_max_length, longest_whole(settings.max_length)
+    texts = [source for source, _ in pairs], [task.preprocess_target(target) for _, target in pairs]
+    encoded = zip(*(v.encode_many(t) for v, t in zip(vocabularies, texts, strict=True)), strict=True)
+    kept = []
+    for line, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), start=1):
+        if limit and cleaning.is_too_long(*ids, limit):
+            continue
+        if cleaning.is_too_long(*ids, most):  # could not be scored, after hours of training
+            raise InputError(
+                f"data.{stem.name}, line {line}: {max(map(len, ids)):,} subwords, which must be at most {most:,}; "
+                f"split the line, or leave such lines out with data.heldout_max_length={most}"
+            )
+        kept.append(pair)
+    if not kept:
+        raise InputError(f"data.{stem.name}: no pair of at most data.heldout_max_length={limit} subwords")
+    for side, name in enumerate(SIDES):
+        # Lines end at \n alone, so that a sentence may hold any other character.
+        Path(f"{stem}.{name}.txt").write_bytes("".join(one_line(p[side]) + "\n" for p in kept).encode())
+    return {"read": len(pairs), "kept": len(kept)}

@@ -1,0 +1,192 @@
+"""§5.1: training pairs cleaned and encoded by several processes, a shard at a time, and the shards joined.
+
+A shard is whole or absent, and a function of its pairs alone: an interrupted preparation keeps those that are there.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import multiprocessing
+import os
+import threading
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from t2t_jax import signals
+from t2t_jax.data import cleaning
+from t2t_jax.data.corpora import Pair
+from t2t_jax.data.task import Vocabularies
+from t2t_jax.data.token_store import SIDES, Sentences
+from t2t_jax.errors import DamagedError
+from t2t_jax.progress_bar import progress_bar
+
+SHARD_SIZE = 20_000  # pairs that are read, cleaned and encoded at a time by one process
+
+
+class Encoding(NamedTuple):
+    """How a pair of training text becomes ids; what worker processes need, so it can be pickled.
+
+    `vocabularies` is the folder that holds them, `held_out` an index of the dev and test sentences (cleaning.py).
+    """
+
+    vocabularies: Path
+    preprocess_target: Callable[[str], str]
+    rules: cleaning.Rules
+    languages: tuple[str, str]
+    held_out: Collection[str]
+    max_length: int
+
+
+def write_shards(pairs: Iterator[Pair], encoding: Encoding, folder: Path) -> list[Path]:
+    """Writes the shards that are not in `folder` yet, on all cores, and returns all of them in order."""
+    paths = []
+
+    def missing() -> Iterator[tuple[Path, list[Pair]]]:
+        for number, chunk in enumerate(chunks(pairs, SHARD_SIZE)):
+            paths.append(folder / f"shard-{number:05}.npz")
+            if paths[-1].exists():
+                bar.update(len(chunk))
+            else:
+                yield paths[-1], chunk
+
+    with progress_bar(unit=" pairs", desc="preparing") as bar:
+        for count in _on_all_cores(functools.partial(_write_shard, encoding), missing()):
+            bar.update(count)
+    return paths
+
+
+def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, list[Pair]]]) -> Iterator[int]:
+    """`write(*job)` of each job, in worker processes; a single job is done in this process."""
+    first = list(itertools.islice(jobs, 2))
+    if len(first) < 2:
+        yield from (write(*job) for job in first)
+        return
+    cores = len(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("spawn")  # the caller may have threads, which do not survive a fork
+    with concurrent.futures.ProcessPoolExecutor(cores, context, _end_with_parent) as pool:
+        running = set()
+        for job in itertools.chain(first, jobs):
+            with signals.left_to_parent():  # the first call starts the workers
+                running.add(pool.submit(write, *job))
+            if len(running) > 2 * cores:
+                done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+                yield from (future.result() for future in done)
+        yield from (future.result() for future in concurrent.futures.as_completed(running))
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot tell its workers to end."""
+
+    def wait():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@functools.cache
+def _vocabularies(folder: Path) -> Vocabularies:
+    return Vocabularies.open(folder)
+
+
+def _write_shard(encoding: Encoding, path: Path, pairs: list[Pair]) -> int:
+    """Cleans and encodes some training pairs into one file, and returns how many there were.
+
+    The file holds the ids of each side in one array and the lengths of its sentences, the keys by which duplicates are
+    found (none where they are kept), and the report.
+    """
+    rules, report = encoding.rules, cleaning.Report()
+    cleaned = cleaning.clean(pairs, rules, encoding.languages, encoding.held_out, report)
+    vocabularies = _vocabularies(encoding.vocabularies)
+    sources = vocabularies.source.encode_many([source for source, _ in cleaned], num_threads=1)
+    preprocessed = [encoding.preprocess_target(target) for _, target in cleaned]
+    targets = vocabularies.target.encode_many(preprocessed, num_threads=1)
+    kept, texts = [], []
+    for *ids, text in zip(sources, targets, cleaned, strict=True):
+        if cleaning.is_too_long(*ids, encoding.max_length):
+            report.drop("too_long", *text)
+        else:
+            kept.append(ids)
+            texts.append(text)
+    arrays = {}
+    for side, name in enumerate(SIDES):
+        lengths = np.array([len(ids[side]) for ids in kept], np.int32)
+        flat = itertools.chain.from_iterable(ids[side] for ids in kept)
+        arrays |= {f"{name}_ids": np.fromiter(flat, np.int32, lengths.sum()), f"{name}_lengths": lengths}
+    for name, key, on in (
+        ("exact_keys", cleaning.exact_key, rules.drop_duplicates),
+        ("near_keys", cleaning.near_key, rules.drop_near_duplicates),
+    ):
+        arrays[name] = np.array([key(*text) for text in texts] if on else [], np.uint64)
+    arrays["report"] = np.frombuffer(json.dumps(dataclasses.asdict(report)).encode(), np.uint8)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        np.savez(file, **arrays)
+    os.replace(partial, path)
+    return len(pairs)
+
+
+def _read_shard(path: Path, *names: str) -> Mapping[str, np.ndarray]:
+    """These arrays of a shard, or all of them, against their checksums."""
+    try:
+        with np.load(path) as arrays:
+            return {name: arrays[name] for name in names or arrays.files}
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise DamagedError(f"{path} is damaged ({error}); delete it and run again") from None
+
+
+def join_shards(shards: list[Path], vocabularies: Vocabularies, dtype: np.dtype, directory: Path) -> cleaning.Report:
+    """Writes the training files of a store: the pairs of all shards, without those that repeat an earlier one."""
+    report, position = cleaning.Report(), [0, 0]
+    keys = {"duplicate": "exact_keys", "near_duplicate": "near_keys"}
+    repeated = {rule: _repeated(shards, name) for rule, name in keys.items()}
+    first = 0
+    with contextlib.ExitStack() as stack:
+        open_all = lambda end: [stack.enter_context((directory / f"train.{side}.{end}").open("wb")) for side in SIDES]
+        ids_files, ends_files = open_all("ids"), open_all("ends")
+        for path in shards:
+            shard = _read_shard(path)
+            report.add(cleaning.Report(**json.loads(shard["report"].tobytes())))
+            count = len(shard["source_lengths"])
+            keep = np.ones(count, bool)
+            for rule, again in repeated.items():
+                drop = again[first : first + count] & keep if len(again) else np.zeros(count, bool)
+                keep &= ~drop
+                _report_repeated(report, rule, drop, shard, vocabularies)
+            first += count
+            for side, name in enumerate(SIDES):
+                lengths = shard[f"{name}_lengths"]
+                shard[f"{name}_ids"][np.repeat(keep, lengths)].astype(dtype).tofile(ids_files[side])
+                ends = position[side] + lengths[keep].cumsum(dtype=np.int64)
+                ends.tofile(ends_files[side])
+                position[side] = int(ends[-1]) if len(ends) else position[side]
+    return report
+
+
+def _repeated(shards: list[Path], name: str) -> np.ndarray:
+    """True for each pair of all shards whose key an earlier pair has; empty where there are no keys."""
+    keys = np.concatenate([np.zeros(0, np.uint64), *(_read_shard(path, name)[name] for path in shards)])
+    return cleaning.repeated(keys)
+
+
+def _report_repeated(
+    report: cleaning.Report, rule: str, drop: np.ndarray, shard: Mapping[str, np.ndarray], vocabularies: Vocabularies
+) -> None:
+    """Counts dropped pairs; the first of them become examples, as text."""
+    sides = [Sentences(shard[f"{name}_ids"], shard[f"{name}_lengths"].cumsum()) for name in SIDES]
+    for count, index in enumerate(np.flatnonzero(drop)):
+        decoded = (v.decode(side[index]) for v, side in zip(vocabularies, sides, strict=True))
+        report.drop(rule, *(decoded if count < cleaning.EXAMPLES else ("", "")))
+
+
+def chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
+    """Lists of `size` pairs; the last may have fewer."""
+    while chunk := list(itertools.islice(pairs, size)):
+        yield chunk

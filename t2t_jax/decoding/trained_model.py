@@ -1,0 +1,78 @@
+"""§6.1: what a run folder has learned: a model, its parameters, its vocabularies and its task."""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from t2t_jax.checkpoints import Checkpoint, Checkpoints
+from t2t_jax.data.task import Task, Vocabularies, task_of
+from t2t_jax.errors import InputError, choice
+from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
+from t2t_jax.run_folder import RunFolder
+
+
+class TrainedModel(NamedTuple):
+    """What a run folder has learned; `checkpoint` names where from, such as "averaged checkpoint 6"."""
+
+    run: RunFolder
+    model: Transformer
+    params: Any
+    vocabularies: Vocabularies
+    task: Task
+    step: int
+    checkpoint: str
+    data: str | None  # the fingerprint of the token store; None for an imported model
+
+
+def restore_all(path: str | Path, step: int | str | None) -> list[TrainedModel]:
+    """`restore` of each of the folders, separated by commas, which must have the same vocabulary."""
+    members = [restore(member, step) for member in str(path).split(",")]
+    first = members[0]
+    for member in members[1:]:
+        if member.vocabularies.checksum != first.vocabularies.checksum:
+            raise InputError(f"workdir: {first.run.path} and {member.run.path} have different vocabularies")
+    return members
+
+
+def restore(path: str | Path, step: int | str | None = None) -> TrainedModel:
+    """The trained model of a run folder, whose run may still be training; `step` as for `load`."""
+    run = RunFolder.open(path)
+    config, vocabularies = run.config, Vocabularies.open(run.path)
+    model = Transformer(TransformerConfig(**vocabularies.sizes, **config["model"]))
+    is_averaged, checkpoint = _restore_checkpoint(run, step, param_shapes(model))
+    if checkpoint.metadata.get("vocabulary") != vocabularies.checksum:
+        files = " and ".join(str(run.path / name) for name in vocabularies.files)
+        raise InputError(
+            f"workdir: {files} is not the vocabulary that checkpoint {checkpoint.step} was trained with; copy it back"
+        )
+    name = f"{'averaged ' * is_averaged}checkpoint {checkpoint.step}"
+    print(f"{path}: {name}", file=sys.stderr)
+    return TrainedModel(
+        run=run,
+        model=model,
+        params=checkpoint.params,
+        vocabularies=vocabularies,
+        task=task_of(config["data"]),
+        step=checkpoint.step,
+        checkpoint=name,
+        data=checkpoint.metadata.get("data"),
+    )
+
+
+def _restore_checkpoint(run: RunFolder, step: int | str | None, shapes: Any) -> tuple[bool, Checkpoint]:
+    """The checkpoint that `step` names, and whether it is the averaged one."""
+    averaged, trained = Checkpoints(run.averaged), Checkpoints(run.checkpoints)
+    if isinstance(step, str):
+        choice("step", step, ["last", "averaged"])
+    elif step is not None:
+        return False, trained.restore(step, shapes)
+
+    def newest() -> tuple[bool, Checkpoint]:
+        is_averaged = step == "averaged" or (step is None and bool(averaged.steps()))
+        checkpoints = averaged if is_averaged else trained
+        if not (known := checkpoints.steps()):
+            kind = "averaged checkpoint" if is_averaged else "checkpoint"
+            raise InputError(f"workdir: {run.path} has no {kind} yet; train it with --config=…")
+        return is_averaged, checkpoints.restore(known[-1], shapes)
+
+    return trained.read_newest(newest)

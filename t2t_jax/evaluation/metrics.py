@@ -1,0 +1,43 @@
+"""§6: what an output is judged by. A metric is an entry of `METRICS`, which a task names (t2t_jax/data/task.py)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from absl import logging
+
+from t2t_jax.evaluation.bleu import MOSES_LANGUAGES, corpus_scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """Named scores of a test set.
+
+    `score(outputs, references, target_language)` returns them, with the signatures of their protocols; the language is
+    None where nobody needs what depends on it. `labels` are the names of those that are printed and how they are
+    called; the first is the headline, by which runs are compared: higher is better.
+    """
+
+    score: Callable[[Sequence[str], Sequence[str], str | None], dict[str, Any]]
+    labels: Mapping[str, str]
+
+    @property
+    def headline(self) -> str:
+        """The name of the score that stands for all."""
+        return next(iter(self.labels))
+
+    def describe(self, scores: Mapping[str, Any], digits: int = 2) -> str:
+        """The headline for people to read: "BLEU 27.30"."""
+        return f"{self.labels[self.headline]} {scores[self.headline]:.{digits}f}"
+
+
+def _bleu(outputs: Sequence[str], references: Sequence[str], target_language: str | None) -> dict[str, Any]:
+    """The four protocols of bleu.py; sacreBLEU and chrF alone where Moses has no rules for the language."""
+    if target_language is not None and target_language not in MOSES_LANGUAGES:
+        missing = "no paper_bleu, no tokenized_bleu"
+        logging.warning("data.target_language=%s: Moses has no rules for it; %s", target_language, missing)
+        target_language = None
+    return corpus_scores(outputs, references, target_language)
+
+
+METRICS = {"bleu": Metric(_bleu, {"sacrebleu": "BLEU", "chrf": "chrF"})}

@@ -1,0 +1,30 @@
+"""Traces of training steps for TensorBoard or Perfetto (`--profile_steps`)."""
+
+import jax
+
+from t2t_jax.errors import InputError
+from t2t_jax.run_folder import RunFolder
+from t2t_jax.training.progress import Progress
+
+
+class Profiler:
+    """A trace of the steps from `steps[0]` to `steps[1]`, written to the folder `profile` of the run."""
+
+    def __init__(self, run: RunFolder, steps: tuple[int, int] | None, step: int, train_steps: int):
+        self._run = run
+        self._first, self._last = steps or (0, 0)
+        if steps and not step < self._first <= self._last <= train_steps:
+            given = f"--profile_steps={self._first},{self._last}"
+            raise InputError(f"{given}: must be among the steps to come, {step + 1} to {train_steps}")
+
+    def before(self, step: int) -> None:
+        """Starts the trace if `step` is its first one."""
+        if step == self._first:
+            jax.profiler.start_trace(str(self._run.path / "profile"))
+
+    def after(self, step: int, progress: Progress) -> None:
+        """Ends the trace if `step` was its last one."""
+        if step == self._last:
+            progress.flush()  # the devices have completed it as well
+            jax.profiler.stop_trace()
+            progress.say(f"steps {self._first} to {self._last} are traced in {self._run.path / 'profile'}")

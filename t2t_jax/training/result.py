@@ -1,0 +1,74 @@
+"""§6.1: the end of a run: checkpoints averaged, dev and test set evaluated, result.json written."""
+
+import datetime
+import os
+import platform
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from t2t_jax.checkpoints import Checkpoints, CheckpointWriter, average_last
+from t2t_jax.evaluation.evaluate import Evaluation, evaluate
+from t2t_jax.files import sha256, write_lines, write_object
+from t2t_jax.provenance import code_version, cpu_name
+from t2t_jax.run_folder import RunFolder
+from t2t_jax.training.progress import Progress
+from t2t_jax.training.setup import Experiment, make_translator
+
+
+def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, progress: Progress) -> dict[str, Any]:
+    """Averages the last checkpoints, evaluates on the test set, writes result.json."""
+    config, store = experiment.config, experiment.store
+    averaged = average_last(checkpoints, config.checkpoint.average_last, CheckpointWriter(run.averaged, keep=1))
+    translator = make_translator(experiment, averaged.params)
+    language = config.data.target_language
+    found = {
+        split: evaluate(translator, *store.held_out(split), target_language=language, **config.decode)
+        for split in ("dev", "test")
+    }
+    result = {
+        **{split: evaluation.scores for split, evaluation in found.items()},
+        "averaged_steps": averaged.metadata["averaged_steps"],
+        "steps": averaged.step,
+        "parameters": sum(x.size for x in jax.tree.leaves(averaged.params)),
+        "seed": config.train.seed,
+        "training_seconds": round(progress.seconds, 1),
+        "training_flops": progress.flops,
+        "skipped_steps": progress.skipped,
+        "batches_crc32": progress.batches_crc32,
+        "evaluation_dtype": config.evaluate.dtype,
+        "target_tokens_per_second": round(progress.tokens / progress.seconds, 1),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": code_version(),
+        "hardware": hardware(experiment.mesh),
+        "jax": jax.__version__,
+    }
+    if run.writes:
+        for split, evaluation in found.items():
+            write_lines(run.path / f"{split}.hypotheses.txt", evaluation.outputs)
+            write_lines(run.path / f"{split}.reference.txt", store.held_out(split)[1])
+        texts = [run.path / f"{split}.{side}.txt" for split in found for side in ("hypotheses", "reference")]
+        write_object(run.result, result | {"sha256": {path.name: sha256(path) for path in texts}})
+        print_samples(*store.held_out("test"), found["test"], config.evaluate.samples)
+    return result
+
+
+def hardware(mesh: Mesh) -> str:
+    """The devices of this run, for records."""
+    kind = mesh.devices.flat[0].device_kind
+    if kind == "cpu":
+        kind = f"{cpu_name()} ({os.cpu_count()} cores)"
+    return f"{mesh.devices.size} × {kind}, Python {platform.python_version()}"
+
+
+def print_samples(sources: list[str], references: list[str], found: Evaluation, count: int) -> None:
+    """The first test sentences with their reference and translation, and the scores, on standard output."""
+    for source, reference, translation in list(zip(sources, references, found.outputs, strict=True))[:count]:
+        print(f"source       {source}\nreference    {reference}\ntranslation  {translation}\n")
+    scores, metric = found.scores, found.metric
+    signature = scores.get("signature", "")
+    print(f"test: {metric.describe(scores)} on {scores['sentences']} sentences  {signature}".rstrip())
+    others = [f"{label} {scores[name]:.2f}" for name, label in metric.labels.items() if name != metric.headline]
+    others.append(f"perplexity {scores['perplexity']:.2f} per subword")
+    print(f"test: {', '.join(others)}")

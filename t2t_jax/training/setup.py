@@ -1,0 +1,149 @@
+"""§5: what a run consists of, made from its config before the first step."""
+
+import functools
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from t2t_jax import sharding
+from t2t_jax.checkpoints import Checkpoints, CheckpointWriter
+from t2t_jax.data.batching import Batches
+from t2t_jax.data.preparation import open_store
+from t2t_jax.data.task import Task, task_of
+from t2t_jax.data.token_store import TokenStore
+from t2t_jax.decoding.pool import Models
+from t2t_jax.decoding.translator import Translator
+from t2t_jax.errors import InputError
+from t2t_jax.model.transformer import Transformer, TransformerConfig
+from t2t_jax.run_folder import RunFolder
+from t2t_jax.training import engine
+from t2t_jax.training.engine import Engine, Machine
+from t2t_jax.training.loss import label_smoothed_loss
+from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
+from t2t_jax.training.train_step import TrainState, init_state, train_step
+
+
+class Experiment(NamedTuple):
+    """A config and what it describes: the data, the model, the optimiser and the devices."""
+
+    config: ConfigDict
+    task: Task
+    store: TokenStore
+    batches: Batches
+    model: Transformer
+    schedule: optax.Schedule
+    optimizer: optax.GradientTransformation
+    mesh: Mesh
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """What a checkpoint belongs to; resuming with anything else would silently train another model."""
+        checksum = self.store.vocabularies.checksum
+        return {"vocabulary": checksum, "data": self.store.fingerprint, "seed": self.config.train.seed}
+
+
+def set_up(config: ConfigDict, mesh: Mesh) -> Experiment:
+    """The experiment that `config` describes; prepares its data if they are not there."""
+    with sharding.main_first("data"):
+        store = open_store(config.data)
+    say(store.describe())
+    schedule = SCHEDULES[config.optimizer.schedule](config.optimizer, config.model.d_model, config.train.train_steps)
+    return Experiment(
+        config=config,
+        task=task_of(config.data),
+        store=store,
+        batches=make_batches(config, store),
+        model=make_model(config, store),
+        schedule=schedule,
+        optimizer=OPTIMIZERS[config.optimizer.name](config.optimizer, schedule),
+        mesh=mesh,
+    )
+
+
+def make_batches(config: ConfigDict, store: TokenStore) -> Batches:
+    """The batches of all steps (§5.1)."""
+    return Batches(
+        store.source,
+        store.target,
+        tokens_per_batch=config.data.tokens_per_batch,
+        num_buckets=config.data.num_buckets,
+        seed=config.train.seed,
+        packing=config.data.packing,
+    )
+
+
+def make_model(config: ConfigDict, store: TokenStore) -> Transformer:
+    """The model, computing in `train.dtype`."""
+    shape = TransformerConfig(**store.vocabularies.sizes, **config.model)
+    return Transformer(shape, jnp.dtype(config.train.dtype), config.machine.fused_attention, config.machine.remat)
+
+
+def make_translator(experiment: Experiment, params: Any) -> Translator:
+    """What `t2t_jax.load` would return for a checkpoint with these parameters, on the devices of this process."""
+    config, store, mesh = experiment.config, experiment.store, experiment.mesh
+    module = Transformer(experiment.model.config, jnp.dtype(config.evaluate.dtype))
+    models = Models((module,), (sharding.gather_arrays(params, mesh),))
+    return Translator(
+        models,
+        store.vocabularies,
+        max_length=config.data.max_length,
+        task=experiment.task,
+        mesh=sharding.local_mesh(mesh),
+    )
+
+
+def restore_or_init(
+    experiment: Experiment, run: RunFolder, checkpoints: CheckpointWriter
+) -> tuple[TrainState, dict[str, Any]]:
+    """The state of the last checkpoint, or a new one, on every device; and the progress saved with it."""
+    config, model, optimizer, mesh = experiment.config, experiment.model, experiment.optimizer, experiment.mesh
+    key = jax.random.key(config.train.seed)
+    init = functools.partial(init_state, model, optimizer)
+    shapes = jax.eval_shape(init, key)
+    layout = sharding.of_state(shapes, mesh, config.machine.shard_state)
+    shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout)
+    found = checkpoints.restore_latest(shapes.params, shapes.optimizer)
+    run.check_found(found and found.step)
+    belongs_to = experiment.lineage
+    if any(other != belongs_to for other in sharding.gather(belongs_to)):
+        raise InputError("data: the processes of this run have prepared different data; give them one data.directory")
+    if found is None:
+        if Checkpoints(run.averaged).steps():
+            raise InputError(f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it")
+        return jax.jit(init, out_shardings=layout)(key), {}
+    for name, value in belongs_to.items():
+        if found.metadata.get(name) != value:
+            raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")
+    say(f"resuming from step {found.step:,}")
+    step = jax.device_put(jnp.asarray(found.step, jnp.int32), layout.step)
+    return TrainState(step, found.params, found.optimizer), found.metadata["progress"]
+
+
+def compile_step(experiment: Experiment, state: TrainState) -> Engine:
+    """`train_step` compiled for every batch shape."""
+    config, mesh, buckets = experiment.config, experiment.mesh, experiment.batches.buckets
+    key = jax.random.fold_in(jax.random.key(config.train.seed), 1)  # 0 is that of the initial weights
+    skip = config.train.on_nonfinite == "skip"
+
+    def step(microbatches, axis, state, batch):
+        devices = 1 if axis else mesh.shape[sharding.DATA]
+        loss_fn = label_smoothed_loss(experiment.model, config.train.label_smoothing, devices)
+        return train_step(
+            loss_fn, experiment.optimizer, microbatches, key, state, batch, axis=axis, skip_nonfinite=skip
+        )
+
+    machine = Machine(config.train.accumulate, config.machine.memory_gib, config.machine.engine)
+    compiled = engine.build(step, buckets, state, mesh, machine)
+    say(engine.describe(compiled, len(buckets), state, mesh))
+    return compiled
+
+
+def say(text: str) -> None:
+    """A line for people, on standard error, from the main process."""
+    if sharding.is_main():
+        print(text, file=sys.stderr, flush=True)
