@@ -10,13 +10,15 @@ import pytest
 
 from t2t_jax import sharding
 from t2t_jax.data.batching import Batches, Bucket, empty_batch
-from t2t_jax.data.token_store import open_store
+from t2t_jax.data.preparation import open_store
+from t2t_jax.data.task import task_of
 from t2t_jax.errors import InputError
 from t2t_jax.training import engine, loss
 from t2t_jax.training.checks import check
 from t2t_jax.training.engine import Machine
-from t2t_jax.training.loop import compile_step, make_model
 from t2t_jax.training.loop import train as train_run
+from t2t_jax.training.loss import label_smoothed_loss
+from t2t_jax.training.setup import Experiment, compile_step, make_model
 from t2t_jax.training.train_step import init_state, train_step
 from tests import tiny
 from tests.runs import tiny_config
@@ -35,7 +37,8 @@ def train(config, store, devices):
     shapes = jax.eval_shape(init, jax.random.key(0))
     layout = sharding.of_state(shapes, mesh, config.machine.shard_state)
     state = jax.jit(init, out_shardings=layout)(jax.random.key(0))
-    take_step = compile_step(config, model, optimizer, batches, state, mesh).take_step
+    experiment = Experiment(config, task_of(config.data), store, batches, model, None, optimizer, mesh)
+    take_step = compile_step(experiment, state).take_step
     losses = []
     for index in range(STEPS):
         state, metrics = take_step(state, batches[index])
@@ -143,7 +146,7 @@ def test_the_state_is_divided_over_the_devices(one):
     assert shares["step"] == 1
 
 
-def test_a_batch_is_taken_in_as_few_parts_as_fit_the_memory(one):
+def test_the_fewest_microbatches_that_fit_the_memory_are_chosen(one):
     config, store, _ = one
     mesh = sharding.make_mesh(jax.devices()[:1])
     batches = Batches(store.source, store.target, tokens_per_batch=2048, num_buckets=1, seed=0)
@@ -151,14 +154,16 @@ def test_a_batch_is_taken_in_as_few_parts_as_fit_the_memory(one):
     state = jax.jit(lambda key: init_state(model, optimizer, key))(jax.random.key(0))
 
     def built(gib):
-        return compile_step(changed(config, machine__memory_gib=gib), model, optimizer, batches, state, mesh)
+        limited = changed(config, machine__memory_gib=gib)
+        experiment = Experiment(limited, task_of(config.data), store, batches, model, None, optimizer, mesh)
+        return compile_step(experiment, state)
 
     whole = built(0.0)
-    assert whole.parts == 1
-    assert built(whole.bytes / 2**30).parts == 1
-    fewer = built(0.999 * whole.bytes / 2**30)
-    assert fewer.parts > 1 and fewer.bytes < whole.bytes
-    with pytest.raises(InputError, match=r"data.tokens_per_batch: in \d+ parts, a step needs .* machine.remat"):
+    assert whole.microbatches == 1
+    assert built(whole.bytes / 2**30).microbatches == 1
+    split = built(0.999 * whole.bytes / 2**30)
+    assert split.microbatches > 1 and split.bytes < whole.bytes
+    with pytest.raises(InputError, match=r"data.tokens_per_batch: with \d+ microbatches, .* machine.remat"):
         built(1e-5)
 
 
@@ -168,18 +173,19 @@ def test_the_memory_is_that_of_the_shape_which_needs_the_most():
     mesh = sharding.make_mesh(jax.devices()[:1])
     key, layout = jax.random.key(0), sharding.replicated(mesh)
     state = jax.jit(functools.partial(init_state, model, optimizer), out_shardings=layout)(key)
-    step = lambda parts, axis, state, batch: train_step(model, optimizer, 0.1, parts, key, state, batch, axis=axis)
+    loss_fn = label_smoothed_loss(model, 0.1)
+    step = lambda microbatches, axis, state, batch: train_step(loss_fn, optimizer, microbatches, key, state, batch)
     short, long = Bucket(source_length=9, target_length=9, rows=64), Bucket(64, 64, rows=8)
 
     def built(shapes, gib=0.0):
-        return engine.build(step, shapes, state, mesh, Machine(parts=0, memory_gib=gib, engine="jit"))
+        return engine.build(step, shapes, state, mesh, Machine(microbatches=0, memory_gib=gib, engine="jit"))
 
     least, most = built([short]).bytes, built([long]).bytes
     assert most > 1.5 * least
     assert built([short, long]).bytes == most
     limit = (least + most) / 2
     fitted = built([short, long], limit / 2**30)
-    assert fitted.parts > 1 and fitted.bytes <= limit
+    assert fitted.microbatches > 1 and fitted.bytes <= limit
     for shape in (short, long):
         fitted.take_step(jax.tree.map(jnp.copy, state), empty_batch(shape))
 

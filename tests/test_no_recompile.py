@@ -1,12 +1,12 @@
 """One trace for each batch shape, all before step 1."""
 
-from t2t_jax.training import loop
+from t2t_jax.training import loop, setup
 from tests.runs import tiny_config
 
 
 def test_train_step_is_traced_once_for_each_bucket(tmp_path, monkeypatch):
     traced = []
-    original = loop.train_step
+    original = setup.train_step
 
     def counting(*arguments, **options):
         traced.append(arguments[-1]["inputs"].shape + arguments[-1]["targets"].shape)
@@ -18,7 +18,7 @@ def test_train_step_is_traced_once_for_each_bucket(tmp_path, monkeypatch):
         return step
 
     original_compile = loop.compile_step
-    monkeypatch.setattr(loop, "train_step", counting)
+    monkeypatch.setattr(setup, "train_step", counting)
     monkeypatch.setattr(loop, "compile_step", compile_step)
     config = tiny_config(tmp_path, data__num_buckets=3, train__train_steps=30, checkpoint__interval_steps=30)
     loop.train(config, str(tmp_path / "run"))

@@ -17,7 +17,7 @@ import pytest
 import main
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
-from t2t_jax.data.token_store import open_store
+from t2t_jax.data.preparation import open_store
 from t2t_jax.errors import InputError
 from t2t_jax.training import loop
 from tests.runs import tiny_config

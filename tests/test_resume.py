@@ -20,8 +20,8 @@ from t2t_jax.checkpoints import Checkpoints, average_run
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.evaluation.evaluate import evaluate_run
 from t2t_jax.files import read_object, sha256
-from t2t_jax.training import loop
 from t2t_jax.training.loop import every, train
+from t2t_jax.training.optimizer import SCHEDULES
 from tests.runs import tiny_config
 
 ROOT = Path(__file__).parents[1]
@@ -258,9 +258,9 @@ def test_bad_numbers_stop_the_run_and_never_reach_a_checkpoint(tmp_path):
 @pytest.fixture
 def rate_of_step_4_is_nan(monkeypatch):
     """The loss and the gradients of the step are good, its update is not."""
-    make_schedule = loop.make_schedule
-    planted = lambda config: lambda count: jnp.where(count == 3, jnp.nan, make_schedule(config)(count))
-    monkeypatch.setattr(loop, "make_schedule", planted)
+    make_schedule = SCHEDULES["inverse_sqrt"]
+    planted = lambda *arguments: lambda count: jnp.where(count == 3, jnp.nan, make_schedule(*arguments)(count))
+    monkeypatch.setitem(SCHEDULES, "inverse_sqrt", planted)
 
 
 def assert_all_checkpoints_finite(run):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
+from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.corpora import one_line
@@ -115,7 +116,7 @@ def load_pieces(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor
         for i in range(len(pieces)):  # a damaged one may have pieces that are no text
             pieces.id_to_piece(i)
         longest = _longest_replacement(sentencepiece_model_pb2.ModelProto.FromString(model))
-    except (RuntimeError, UnicodeDecodeError, MemoryError):
+    except (RuntimeError, UnicodeDecodeError, MemoryError, DecodeError):  # the last where SentencePiece is lenient
         raise InputError(f"{name} is not a SentencePiece model, or is damaged; restore it from a copy") from None
     if longest > _LONGEST_REPLACEMENT:
         raise InputError(

@@ -4,7 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.data import batching
-from t2t_jax.data.batching import Batches, Bucket, Rectangle, pack, pair_lengths, split_lengths
+from t2t_jax.data.batching import Batches, pair_lengths
+from t2t_jax.data.bucketing import Bucket, Rectangle, split_lengths
+from t2t_jax.data.packing import pack
 from t2t_jax.data.token_store import Sentences
 from t2t_jax.errors import InputError
 

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 PREPARE = """
 import main, sys
 from t2t_jax import signals
-from t2t_jax.data import token_store
-token_store._SHARD = 500
+from t2t_jax.data import shards
+shards.SHARD_SIZE = 500
 if __name__ == "__main__":
     signals.watch()
     sys.exit(main.main(sys.argv))

@@ -3,17 +3,19 @@ import dataclasses
 import numpy as np
 import pytest
 
-from t2t_jax.data import token_store
+from t2t_jax.data import preparation, shards
 from t2t_jax.data.cleaning import Rules
 from t2t_jax.data.corpora import read_corpus
-from t2t_jax.data.token_store import StoreSettings, TokenStore, open_store, prepare
+from t2t_jax.data.preparation import StoreSettings, draw, open_store, prepare
+from t2t_jax.data.token_store import TokenStore
 from t2t_jax.errors import DamagedError, InputError
 from tests.data import toy_corpus
 from tests.runs import tiny_config
 
 SETTINGS = StoreSettings(
-    vocabulary="", vocab_size=340, vocab_kind="bpe", vocab_pairs=0, byte_fallback=True, character_coverage=1.0,
-    max_length=32, heldout_max_length=0, cleaning=Rules(),
+    task="translation", vocabulary="", source_vocabulary="", vocab_size=340, source_vocab_size=0,
+    vocab_kind="bpe", vocab_pairs=0, byte_fallback=True, character_coverage=1.0, max_length=32, heldout_max_length=0,
+    cleaning=Rules(),
 )  # fmt: skip
 
 
@@ -27,7 +29,7 @@ def test_the_store_holds_the_corpus_pair_for_pair(corpus, tmp_path):
     pairs = toy_corpus.pairs(300, 0)
     assert len(store.source) == len(store.target) == 300
     for index in (0, 1, 150, 299):
-        decoded = tuple(store.tokenizer.decode(side[index]) for side in (store.source, store.target))
+        decoded = tuple(store.vocabularies.target.decode(side[index]) for side in (store.source, store.target))
         assert decoded == pairs[index]
     np.testing.assert_array_equal(store.source.lengths(), [len(store.source[i]) for i in range(300)])
     assert list(zip(*store.held_out("test"), strict=True)) == toy_corpus.pairs(20, 2)
@@ -101,7 +103,7 @@ def test_a_failed_preparation_leaves_nothing_behind(tmp_path):
 
 def test_duplicates_are_found_among_all_shards(tmp_path, monkeypatch):
     """Shards of 7 pairs: a pair again in another shard, and one that differs in its number and marks."""
-    monkeypatch.setattr(token_store, "_SHARD", 7)
+    monkeypatch.setattr(shards, "SHARD_SIZE", 7)
     pairs = list(dict.fromkeys(toy_corpus.pairs(60, 0, longest=9)))
     prefixes = toy_corpus.write_splits(tmp_path)
     near = [(f"{pairs[n][0]} 7!", f"{pairs[n][1]}, 7") for n in (1, 30)]
@@ -109,7 +111,8 @@ def test_duplicates_are_found_among_all_shards(tmp_path, monkeypatch):
     corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
     rules = Rules(drop_duplicates=True, drop_near_duplicates=True)
     store = prepare(corpus, dataclasses.replace(SETTINGS, vocab_size=290, max_length=99, cleaning=rules), tmp_path)
-    decoded = [tuple(map(store.tokenizer.decode, sides)) for sides in zip(store.source, store.target, strict=True)]
+    decode = store.vocabularies.target.decode
+    decoded = [tuple(map(decode, sides)) for sides in zip(store.source, store.target, strict=True)]
     assert decoded == pairs
     assert store.report.dropped == {"duplicate": 3, "near_duplicate": 2}
     assert store.report.examples["duplicate"] == [list(pairs[3]), list(pairs[40]), list(pairs[3])]
@@ -118,13 +121,13 @@ def test_duplicates_are_found_among_all_shards(tmp_path, monkeypatch):
 
 def test_several_processes_write_what_one_does(corpus, tmp_path, monkeypatch):
     alone = prepare(corpus, SETTINGS, tmp_path / "alone")
-    monkeypatch.setattr(token_store, "_SHARD", 100)
+    monkeypatch.setattr(shards, "SHARD_SIZE", 100)
     together = prepare(corpus, SETTINGS, tmp_path / "together")
     assert together.fingerprint == alone.fingerprint
 
 
 def test_a_finished_shard_is_not_done_again_and_a_damaged_one_is_refused_by_name(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "_SHARD", 100)
+    monkeypatch.setattr(shards, "SHARD_SIZE", 100)
     whole = prepare(corpus, SETTINGS, tmp_path / "whole")
     written = []
 
@@ -132,19 +135,19 @@ def test_a_finished_shard_is_not_done_again_and_a_damaged_one_is_refused_by_name
         if written:
             raise KeyboardInterrupt
         written.append(arguments[-2])
-        return token_store._write_shard(*arguments)
+        return shards._write_shard(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            token_store, "_on_all_cores", lambda write, jobs: (write_one_then_die(*write.args, *job) for job in jobs)
+            shards, "_on_all_cores", lambda write, jobs: (write_one_then_die(*write.args, *job) for job in jobs)
         )
         with pytest.raises(KeyboardInterrupt):
             prepare(corpus, SETTINGS, tmp_path / "stores")
     (shard,) = (tmp_path / "stores").glob(".*/shard-*.npz")
     content = shard.read_bytes()
     shard.write_bytes(content[: len(content) // 2])
-    done, write_all = [], token_store._on_all_cores
-    monkeypatch.setattr(token_store, "_on_all_cores", lambda write, jobs: write_all(write, watched(jobs, done)))
+    done, write_all = [], shards._on_all_cores
+    monkeypatch.setattr(shards, "_on_all_cores", lambda write, jobs: write_all(write, watched(jobs, done)))
     with pytest.raises(DamagedError, match="shard-00000.npz"):
         prepare(corpus, SETTINGS, tmp_path / "stores")
     shard.write_bytes(content)
@@ -161,9 +164,9 @@ def watched(jobs, seen):
 
 def test_the_vocabulary_is_learned_from_pairs_drawn_evenly():
     numbers = lambda count: iter([(str(n), "") for n in range(count)])
-    assert list(token_store.draw(numbers(50), 0)) == list(numbers(50)) == list(token_store.draw(numbers(50), 60))
-    drawn = [int(source) for source, _ in token_store.draw(numbers(200_000), 2000)]
-    assert len(set(drawn)) == 2000 and drawn == [int(s) for s, _ in token_store.draw(numbers(200_000), 2000)]
+    assert list(draw(numbers(50), 0)) == list(numbers(50)) == list(draw(numbers(50), 60))
+    drawn = [int(source) for source, _ in draw(numbers(200_000), 2000)]
+    assert len(set(drawn)) == 2000 and drawn == [int(s) for s, _ in draw(numbers(200_000), 2000)]
     tenths, _ = np.histogram(drawn, bins=10, range=(0, 200_000))
     assert tenths.min() > 140 and tenths.max() < 260
 
@@ -183,8 +186,9 @@ def test_a_ready_vocabulary_is_used_and_its_content_names_the_store(corpus, tmp_
     model.write_text("#version: 0.2\no n\non e</w>\n")
     merges = prepare(corpus, settings, tmp_path / "ready")
     assert merges.directory != ready.directory
-    assert merges.tokenizer.tokens(merges.tokenizer.encode("one two")) == ["one▁", "t", "w", "o▁", "</s>"]
-    assert [merges.tokenizer.decode(merges.source[n]) for n in range(9)] == [en for en, _ in toy_corpus.pairs(9, 0)]
+    vocabulary = merges.vocabularies.source
+    assert vocabulary.tokens(vocabulary.encode("one two")) == ["one▁", "t", "w", "o▁", "</s>"]
+    assert [vocabulary.decode(merges.source[n]) for n in range(9)] == [en for en, _ in toy_corpus.pairs(9, 0)]
 
 
 @pytest.mark.parametrize("changes", [{"character_coverage": 0.5}, {"character_coverage": 0.99, "byte_fallback": False}])
@@ -219,7 +223,7 @@ def test_a_held_out_line_that_cannot_be_scored_is_refused_before_training(tmp_pa
 
 
 def test_bad_settings_are_refused_before_anything_is_downloaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_store, "read_corpus", lambda *_: pytest.fail("the corpus was read"))
+    monkeypatch.setattr(preparation, "read_corpus", lambda *_: pytest.fail("the corpus was read"))
     data = tiny_config(tmp_path).data
     data.max_length = 1
     with pytest.raises(InputError, match="data.max_length"):

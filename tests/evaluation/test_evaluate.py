@@ -3,7 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from t2t_jax.decoding.translator import Hypothesis, Score, TrainedModel, Translator
+from t2t_jax.data.task import TASKS
+from t2t_jax.decoding.trained_model import TrainedModel
+from t2t_jax.decoding.translator import Hypothesis, Score, Translator
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.bleu import corpus_scores
 from t2t_jax.evaluation.evaluate import evaluate, evaluate_run, perplexities
@@ -17,13 +19,13 @@ class Echo(Translator):
     """Translates a sentence as itself and finds each token half as likely as a coin."""
 
     def __init__(self):
-        pass
+        self.task = TASKS["translation"]
 
     def translate(self, sentences, **options):
         assert options == OPTIONS
         return [[Hypothesis(s, [s], -1.0, -1.0, 1, [-1.0])] for s in sentences]
 
-    def check_lengths(self, **sides):
+    def check_lengths(self, sources, references):
         pass
 
     def score(self, pairs):
@@ -50,7 +52,7 @@ def test_a_hopeless_word_has_a_finite_perplexity():
 
 def test_every_sentence_counts_also_empty_ones():
     found = evaluate(Echo(), ["a b c d", ""], ["a b c d", "x"], **OPTIONS)
-    assert found.translations == ["a b c d", ""]
+    assert found.outputs == ["a b c d", ""]
     assert found.scores["sentences"] == 2 and found.scores["sacrebleu"] < 100
     assert found.scores["beam_size"] == 4 and found.scores["alpha"] == 0.6
 
@@ -78,7 +80,7 @@ def test_a_run_is_scored_in_its_own_target_language(tmp_path, monkeypatch):
     write_object(tmp_path / "config.json", {"model": {"d_model": 4}, "data": data, "decode": OPTIONS})
     for name, line in {"source": "Ein CDU-Politiker in Bonn .", "reference": "Der CDU-Politiker in Bonn ."}.items():
         (tmp_path / name).write_text(line + "\n")
-    trained = TrainedModel(RunFolder(tmp_path), None, None, None, 7, "averaged checkpoint 7", None)
+    trained = TrainedModel(RunFolder(tmp_path), None, None, None, None, 7, "averaged checkpoint 7", None)
     monkeypatch.setattr("t2t_jax.evaluation.evaluate.restore_all", lambda workdir, step: [trained])
     monkeypatch.setattr("t2t_jax.evaluation.evaluate.translator_of", lambda members, dtype: Echo())
     files = {name: str(tmp_path / name) for name in ("source", "reference")}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import t2t_jax
-from t2t_jax.decoding.translator import restore
+from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.interop.export import export_run
 from t2t_jax.training.loop import train
@@ -31,7 +31,7 @@ def pieces(tokenizer, text):
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_score_batch_is_our_score(tmp_path, changes):
     run = models.random_run(tmp_path / "run", **changes)
-    theirs, ours, tokenizer = export(run, tmp_path / "ct2"), t2t_jax.load(run), restore(run).tokenizer
+    theirs, ours, tokenizer = export(run, tmp_path / "ct2"), t2t_jax.load(run), restore(run).vocabularies.target
     pairs = [*toy_corpus.pairs(6, 1), ("fünf €", "a"), ("x", "")]
     found = theirs.score_batch(*([pieces(tokenizer, side) for side in sides] for sides in zip(*pairs, strict=True)))
     for score, expected in zip(found, ours.score(pairs), strict=True):
@@ -53,7 +53,11 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_translations_are_ours_where_no_length_penalty_parts_them(trained, tmp_path, beam_size):
-    theirs, ours, tokenizer = export(trained, tmp_path / "ct2"), t2t_jax.load(trained), restore(trained).tokenizer
+    theirs, ours, tokenizer = (
+        export(trained, tmp_path / "ct2"),
+        t2t_jax.load(trained),
+        restore(trained).vocabularies.target,
+    )
     sentences = [source for source, _ in toy_corpus.pairs(20, 2)]
     found = theirs.translate_batch(
         [pieces(tokenizer, sentence) for sentence in sentences],
@@ -72,7 +76,7 @@ def test_translations_are_ours_where_no_length_penalty_parts_them(trained, tmp_p
 
 def test_positions_reach_beyond_the_longest_sentence(tmp_path):
     run = models.random_run(tmp_path / "run")
-    theirs, ours, tokenizer = export(run, tmp_path / "ct2"), t2t_jax.load(run), restore(run).tokenizer
+    theirs, ours, tokenizer = export(run, tmp_path / "ct2"), t2t_jax.load(run), restore(run).vocabularies.target
     source = " ".join(["one two"] * 300)
     tokens = pieces(tokenizer, source)
     assert 300 < len(tokens) < 1024
@@ -84,7 +88,7 @@ def test_the_folder_says_how_text_is_cut(tmp_path):
     run = models.random_run(tmp_path / "run")
     export(run, tmp_path / "ct2")
     assert (tmp_path / "ct2/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
-    tokenizer = restore(run).tokenizer
+    tokenizer = restore(run).vocabularies.target
     vocabulary = json.loads((tmp_path / "ct2/shared_vocabulary.json").read_text())
     assert vocabulary == [tokenizer.tokens([i])[0] for i in range(len(tokenizer))]
 

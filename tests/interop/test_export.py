@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import main
-from t2t_jax.decoding.translator import restore
+from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.interop.export import export_run, new_folder
 from t2t_jax.model.transformer import Transformer, TransformerConfig

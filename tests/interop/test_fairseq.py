@@ -7,7 +7,7 @@ import pytest
 import sentencepiece
 
 import t2t_jax
-from t2t_jax.decoding.translator import restore
+from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.interop.foreign import read_torch_file
 from t2t_jax.interop.from_fairseq import from_fairseq, main
@@ -52,7 +52,9 @@ def save(folder, args, symbols, kind="args"):
 def compare(run, args, state, symbols):
     """The largest difference of logits over ids that both have, our padded batch against fairseq's; and ours."""
     trained = restore(run)
-    ours = {piece: i for i in range(len(trained.tokenizer)) for piece in trained.tokenizer.tokens([i])}
+    ours = {
+        piece: i for i in range(len(trained.vocabularies.target)) for piece in trained.vocabularies.target.tokens([i])
+    }
     theirs_of = np.array([symbols.index(piece) for piece in sorted(ours, key=ours.get) if piece in symbols])
     inputs, targets = models.batch(340)
     logits = np.asarray(jax.jit(trained.model.apply)({"params": trained.params}, inputs, targets))
@@ -113,13 +115,15 @@ def test_pieces_that_the_dictionary_lacks_are_never_written_nor_read(tmp_path, p
     trained = restore(tmp_path / "run")
     inputs, targets = models.batch(340)
     logits = np.asarray(jax.jit(trained.model.apply)({"params": trained.params}, inputs, targets))
-    index = [i for i in range(len(trained.tokenizer)) if trained.tokenizer.tokens([i])[0] in lacking]
+    index = [
+        i for i in range(len(trained.vocabularies.target)) if trained.vocabularies.target.tokens([i])[0] in lacking
+    ]
     assert len(index) == len(lacking)
     np.testing.assert_allclose(logits[..., index], -1e4, rtol=1e-3)
     for source, target in toy_corpus.pairs(30, 0):
         for text in (source, target):
-            ids = trained.tokenizer.encode(text)
-            assert trained.tokenizer.decode(ids) == text and not set(ids) & set(index)
+            ids = trained.vocabularies.target.encode(text)
+            assert trained.vocabularies.target.decode(ids) == text and not set(ids) & set(index)
 
 
 def test_text_is_cut_as_the_given_model_cuts_it(tmp_path, parts):
@@ -127,7 +131,10 @@ def test_text_is_cut_as_the_given_model_cuts_it(tmp_path, parts):
     path, symbols = dictionary(tmp_path, pieces)
     checkpoint, _ = save(tmp_path, fairseq.arguments(), symbols)
     from_fairseq(checkpoint, [path], tmp_path / "run", sentencepiece=spm)
-    ours, given = restore(tmp_path / "run").tokenizer, sentencepiece.SentencePieceProcessor(model_file=str(spm))
+    ours, given = (
+        restore(tmp_path / "run").vocabularies.target,
+        sentencepiece.SentencePieceProcessor(model_file=str(spm)),
+    )
     for text in [side for pair in toy_corpus.pairs(20, 5) for side in pair] + ["Bäume – “x” 日本"]:
         assert ours.tokens(ours.encode(text))[:-1] == given.encode(text, out_type=str)
         assert ours.decode(ours.encode(text)) == text

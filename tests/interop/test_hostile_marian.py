@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from t2t_jax.decoding.translator import restore
+from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import StopError
 from t2t_jax.interop.export import export_run
 from t2t_jax.interop.from_marian import from_marian, main

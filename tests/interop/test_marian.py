@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import t2t_jax
-from t2t_jax.decoding.translator import restore
+from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.interop.export import export_run
 from t2t_jax.interop.from_marian import from_marian, main
@@ -84,7 +84,7 @@ def test_marian_tokenizer_cuts_text_as_we_do_and_puts_it_together_again(tmp_path
     run = models.random_run(tmp_path / "run")
     tokenizer = transformers.MarianTokenizer.from_pretrained(export(run, tmp_path / "marian"))
     sentences = [s for s, _ in toy_corpus.pairs(5, 3)] + ["fünf Bäume, 12 € – “so”", "x"]
-    ours = restore(run).tokenizer
+    ours = restore(run).vocabularies.target
     found = tokenizer(sentences, padding=True)
     for sentence, ids, mask in zip(sentences, found["input_ids"], found["attention_mask"], strict=True):
         wanted = ours.encode(sentence)
@@ -176,7 +176,7 @@ def test_two_vocabularies_are_refused(folder, tmp_path):
 
 def test_a_model_made_and_saved_by_transformers_comes_in(tmp_path):
     """Another order of ids, tied embeddings, unscaled: what Marian's own defaults are, but for ReLU."""
-    ours = restore(models.random_run(tmp_path / "run")).tokenizer
+    ours = restore(models.random_run(tmp_path / "run")).vocabularies.target
     order = np.random.default_rng(0).permutation(340)  # their id of each of our pieces
     config = transformers.MarianConfig(
         vocab_size=340, d_model=16, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=20, decoder_ffn_dim=20,

@@ -10,7 +10,8 @@ import optax
 
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
-from t2t_jax.training import loop
+from t2t_jax.training import loop, setup
+from t2t_jax.training.loss import label_smoothed_loss
 from t2t_jax.training.train_step import init_state, train_step
 from tests import tiny
 from tests.model.test_packing import ROWS, apart, together
@@ -21,7 +22,9 @@ def updated(batch, accumulate=1):
     """Parameters after one step of SGD, and its metrics."""
     model, optimizer = tiny.model(dropout=0.0), optax.sgd(1.0)
     state = jax.jit(functools.partial(init_state, model, optimizer))(jax.random.key(0))
-    step = jax.jit(functools.partial(train_step, model, optimizer, 0.1, accumulate, jax.random.key(7)))
+    step = jax.jit(
+        functools.partial(train_step, label_smoothed_loss(model, 0.1), optimizer, accumulate, jax.random.key(7))
+    )
     state, metrics = step(state, batch)
     return state.params, metrics
 
@@ -59,7 +62,7 @@ def test_a_packed_run_has_one_shape_and_resumes_to_the_last_bit(tmp_path, monkey
         traced.append({name: x.shape for name, x in arguments[-1].items()})
         return train_step(*arguments, **options)
 
-    monkeypatch.setattr(loop, "train_step", counting)
+    monkeypatch.setattr(setup, "train_step", counting)
     loop.train(packed_config(tmp_path, 12), str(tmp_path / "whole"))
     assert len(traced) == 1 and set(traced[0]) == {"inputs", "targets", "input_segments", "target_segments"}
     for steps in (4, 12):

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from t2t_jax.model.transformer import Transformer
-from t2t_jax.training.loss import cross_entropy
+from t2t_jax.training.loss import cross_entropy, label_smoothed_loss
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
 from t2t_jax.training.train_step import init_state, train_step
 from tests import tiny
@@ -18,8 +18,9 @@ BATCH = {"inputs": tiny.sentences([S, 3, 5, 2], S), "targets": tiny.sentences([T
 DROPOUT = {"dropout": 0.3, "attention_dropout": 0.2}
 
 
-def step_of(model, optimizer, accumulate=1, epsilon=0.1, **options):
-    return jax.jit(functools.partial(train_step, model, optimizer, epsilon, accumulate, jax.random.key(7), **options))
+def step_of(model, optimizer, microbatches=1, epsilon=0.1, **options):
+    loss_fn = label_smoothed_loss(model, epsilon)
+    return jax.jit(functools.partial(train_step, loss_fn, optimizer, microbatches, jax.random.key(7), **options))
 
 
 def start(model, optimizer):
@@ -44,13 +45,13 @@ def test_gradient_is_that_of_the_mean_over_all_real_tokens():
         np.testing.assert_allclose(moved, before - g, atol=1e-6)
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-def test_accumulated_parts_equal_one_batch(parts):
-    """Though their token counts differ, and with the same elements dropped."""
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_accumulated_microbatches_equal_one_batch(microbatches):
+    """Their numbers of tokens differ; dropout is on."""
     model = tiny.model(**DROPOUT)
     state = start(model, optax.sgd(1.0))
     whole, metrics = step_of(model, optax.sgd(1.0))(state, BATCH)
-    split, split_metrics = step_of(model, optax.sgd(1.0), parts)(state, BATCH)
+    split, split_metrics = step_of(model, optax.sgd(1.0), microbatches)(state, BATCH)
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(split.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     for name in metrics:
@@ -129,8 +130,9 @@ def test_mapped_devices_have_masks_of_their_own():
     assert losses[0] != losses[1]
 
 
-def mapped(model, optimizer, accumulate):
-    step = functools.partial(train_step, model, optimizer, 0.1, accumulate, jax.random.key(7), axis="data")
+def mapped(model, optimizer, microbatches):
+    loss_fn = label_smoothed_loss(model, 0.1)
+    step = functools.partial(train_step, loss_fn, optimizer, microbatches, jax.random.key(7), axis="data")
     return jax.pmap(step, axis_name="data", in_axes=(None, 0), devices=jax.devices()[:2])
 
 

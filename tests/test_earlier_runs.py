@@ -1,0 +1,64 @@
+"""A run of an earlier version resumes, translates and exports as if nothing had changed.
+
+`run_before_tasks.tar.gz` was written by commit 654856d, before `data.task` and separate vocabularies: `tiny_config`
+with d_model=8, d_ff=12, d_k=d_v=4, four steps of training, one checkpoint and its average.
+"""
+
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import main
+import t2t_jax
+from t2t_jax.interop.export import export_run
+from t2t_jax.run_folder import RunFolder
+from t2t_jax.training.loop import train
+from tests.runs import tiny_config
+
+ARCHIVE = Path(__file__).with_name("run_before_tasks.tar.gz")
+
+
+@pytest.fixture
+def run(tmp_path):
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "run"
+
+
+def test_later_fields_have_the_values_that_reproduce_it(run):
+    written, read = json.loads((run / "config.json").read_text()), RunFolder.open(run).config
+    assert "task" not in written["data"] and read["data"]["task"] == "translation"
+    assert read["data"]["source_vocab_size"] == 0 and read["optimizer"]["schedule"] == "inverse_sqrt"
+
+
+def test_it_translates_as_it_did(run):
+    [[found]] = t2t_jax.load(run).translate(["one two three"], beam_size=4, max_extra_length=4)
+    assert found.text == " ".join(["acht"] * 8) and not found.finished
+    assert found.log_prob == pytest.approx(-31.563743591308594, rel=1e-5)
+
+
+def test_it_exports_the_same_parameters(run, tmp_path):
+    pytest.importorskip("safetensors")
+    export_run(str(run), format="safetensors", output=str(tmp_path / "out"), step=None)
+    sums = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out").iterdir()}
+    assert sums["model.safetensors"] == "16f083139017f6d09fc5bff7d47ec267485adadeaa75171a3a9fc90656602f8d"
+    assert sums["vocab.model"] == "84248da67647718b846a4c03dc6ce7e64e2ea4581e19b82fee93044723396f0d"
+
+
+def test_it_resumes_and_ends_where_it_would_have_ended(run, tmp_path):
+    config = tiny_config(
+        tmp_path, train__train_steps=6, checkpoint__keep=1, checkpoint__average_last=1, model__d_model=8,
+        model__d_ff=12, model__d_k=4, model__d_v=4, evaluate__interval_steps=2,
+    )  # fmt: skip
+    result = train(config, str(run))
+    assert result["steps"] == 6
+    assert result["dev"]["perplexity"] == pytest.approx(75.59584171216598, rel=1e-4)
+    assert result["test"]["perplexity"] == pytest.approx(63.640488928385345, rel=1e-4)
+    assert json.loads((run / "config.json").read_text())["data"]["task"] == "translation"
+
+
+def test_main_reads_it_without_its_config_file(run, capsys):
+    assert main.main(["main.py", "--mode=average", f"--workdir={run}", "--last=1"]) == 0
