@@ -21,7 +21,7 @@ from t2t_jax.checkpoints import Checkpoint, Checkpoints
 from t2t_jax.data.tokenizer import Tokenizer, longest_whole
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
 from t2t_jax.decoding.long_sentences import cut
-from t2t_jax.decoding.pool import Models, Request, average_probabilities, pad, rows_of, search_all, width_of
+from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, bucket_length, bucket_rows, pad, search_all
 from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.files import read_text
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
@@ -56,12 +56,12 @@ class Score:
 class Translator:
     """Translates and scores sentences with one model, or an ensemble, on all devices of `mesh`."""
 
-    def __init__(self, models: Models, tokenizer: Tokenizer, *, max_length: int, mesh: Mesh | None = None):
+    def __init__(self, models: Ensemble, tokenizer: Tokenizer, *, max_length: int, mesh: Mesh | None = None):
         self.tokenizer = tokenizer
         self._max_length = max_length  # of training, to warn beyond
         self.mesh = mesh or sharding.make_mesh()
         params = tuple(_as_computed(*pair) for pair in zip(*models, strict=True))
-        self.models = Models(models.modules, jax.device_put(params, sharding.replicated(self.mesh)))
+        self.models = Ensemble(models.modules, jax.device_put(params, sharding.replicated(self.mesh)))
 
     def translate(
         self,
@@ -258,7 +258,7 @@ def translator_of(members: Sequence[TrainedModel], dtype: str) -> Translator:
     computed = jnp.dtype(choice("dtype", dtype, ["float32", "bfloat16"]))
     modules = tuple(dataclasses.replace(member.model, dtype=computed) for member in members)
     max_length = min(member.run.config["data"]["max_length"] for member in members)
-    models = Models(modules, tuple(member.params for member in members))
+    models = Ensemble(modules, tuple(member.params for member in members))
     return Translator(models, members[0].tokenizer, max_length=max_length)
 
 
@@ -320,9 +320,9 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
     """(indices, width, rows) of batches of similar lengths, longest first, in the shapes of the search."""
     by_width = collections.defaultdict(list)
     for index, length in enumerate(lengths):
-        by_width[width_of(length)].append(index)
+        by_width[bucket_length(length)].append(index)
     for width, members in sorted(by_width.items(), reverse=True):
-        rows = rows_of(width, len(members), mesh)
+        rows = bucket_rows(width, len(members), mesh)
         for start in range(0, len(members), rows):
             yield members[start : start + rows], width, rows
 

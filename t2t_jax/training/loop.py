@@ -20,7 +20,7 @@ from t2t_jax import sharding, signals
 from t2t_jax.checkpoints import Checkpoints, CheckpointWriter, average_last
 from t2t_jax.data.batching import Batches, pair_lengths
 from t2t_jax.data.token_store import TokenStore, open_store
-from t2t_jax.decoding.pool import Models
+from t2t_jax.decoding.pool import Ensemble
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import Evaluation, evaluate
@@ -137,7 +137,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformation:
 def make_translator(config: ConfigDict, model: Transformer, params: Any, store: TokenStore, mesh: Mesh) -> Translator:
     """A translator with these parameters, on the devices of this process: that of `translator.load`."""
     module = Transformer(model.config, jnp.dtype(config.evaluate.dtype))
-    models = Models((module,), (sharding.gather_arrays(params, mesh),))
+    models = Ensemble((module,), (sharding.gather_arrays(params, mesh),))
     return Translator(models, store.tokenizer, max_length=config.data.max_length, mesh=sharding.local_mesh(mesh))
 
 
