@@ -41,7 +41,7 @@ def main() -> None:
         if Path(arguments.workdir, "config.json").exists():
             results |= real_text(Path(arguments.workdir), arguments.rounds)
         else:
-            print(f"no trained run at {arguments.workdir}: the second table is left out; `make quickstart` trains such a run")
+            print(f"no trained run at {arguments.workdir}, so no second table; `make quickstart` trains one")
     measure.write(arguments.output, conditions, results)
 
 

@@ -68,8 +68,8 @@ def beam_search(
 ) -> Hypotheses:
     """The `options.n_best` best finished hypotheses of each sentence, of at most `max_lengths` tokens with EOS.
 
-    Each step considers the 2·W most likely continuations (for W = 1 only the most likely: greedy search). The best W
-    that do not end in EOS stay alive; those that do compete by `scores` to be among the `n_best`.
+    Each step considers the 2·W most likely continuations; if W = 1, only the most likely one (greedy search). Of those
+    that do not end with EOS, the best W stay alive. Those that do are finished, and the `n_best` by `scores` are kept.
 
     A sentence stops at its length limit, or earlier once no alive hypothesis can still enter the `n_best`, even if all
     further tokens had probability 1 and the constraint's largest bonus (`_upper_bound`). So stopping early never
@@ -166,7 +166,7 @@ def _slice(group: int, size: int) -> slice:
 
 
 def _group_members(search: Search, beams: slice, finished: slice) -> Search:
-    """One group of hypotheses as a search of its own."""
+    """One group of hypotheses as a separate search."""
     part = lambda tree, columns: jax.tree.map(lambda x: x[:, columns], tree)
     return search._replace(
         alive=part(search.alive, beams), penalties=part(search.penalties, beams), best=part(search.best, finished)
@@ -259,7 +259,7 @@ def _logits_processors(search: Search, options: SearchOptions, eos: int) -> list
     if search.prefixes.shape[1]:
         processors.append(constraints.force_prefix(search.prefixes))
     if options.sampling and options.min_length:  # beam search forbids an early EOS among its candidates
-        processors.append(constraints.at_least(options.min_length, eos))
+        processors.append(constraints.forbid_early_eos(options.min_length, eos))
     return processors
 
 

@@ -43,34 +43,34 @@ class Constraint:
         return self.function(*arguments)
 
 
-def at_least(min_length: int, eos: int) -> Constraint:
+def forbid_early_eos(min_length: int, eos: int) -> Constraint:
     """Forbids EOS before token `min_length`."""
 
-    def constrain(log_probs, tokens, lengths):
+    def process(log_probs, tokens, lengths):
         del tokens
         is_too_short = (lengths + 1 < min_length)[:, None, None]
         return jnp.where(is_too_short & (_vocabulary(log_probs) == eos), -jnp.inf, log_probs)
 
-    return Constraint(constrain, largest_bonus=0.0)
+    return Constraint(process, largest_bonus=0.0)
 
 
 def force_prefix(prefixes: Int[Array, "B P"]) -> Constraint:
     """Forces each sentence to begin with its prefix, padded with 0; forced tokens keep the model's log-probability."""
 
-    def constrain(log_probs, tokens, lengths):
+    def process(log_probs, tokens, lengths):
         del tokens
         last = prefixes.shape[1] - 1
         forced = jnp.take_along_axis(prefixes, jnp.minimum(lengths, last)[:, None], axis=1)[:, :, None]  # [B, 1, 1]
         is_forced = (lengths[:, None, None] <= last) & (forced != 0)
         return jnp.where(is_forced & (_vocabulary(log_probs) != forced), -jnp.inf, log_probs)
 
-    return Constraint(constrain, largest_bonus=0.0)
+    return Constraint(process, largest_bonus=0.0)
 
 
 def no_repeated_ngram(n: int) -> Constraint:
     """Blocks repeated n-grams: forbids tokens that would complete an n-gram the hypothesis already contains."""
 
-    def constrain(log_probs, tokens, lengths):
+    def process(log_probs, tokens, lengths):
         starts = jnp.arange(tokens.shape[2])[None]
         # repeats[b, w, i]: tokens[i : i + n - 1] equal the last n − 1 tokens, and a token follows them.
         repeats = (starts + n <= lengths[:, None])[:, None]
@@ -81,7 +81,7 @@ def no_repeated_ngram(n: int) -> Constraint:
         rows, hypotheses = jnp.indices(tokens.shape[:2])
         return log_probs.at[rows[..., None], hypotheses[..., None], followers].set(-jnp.inf, mode="drop")
 
-    return Constraint(constrain, largest_bonus=0.0)
+    return Constraint(process, largest_bonus=0.0)
 
 
 def _vocabulary(log_probs: Float[Array, "B W vocab"]) -> Int[Array, "1 1 vocab"]:

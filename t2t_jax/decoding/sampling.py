@@ -35,7 +35,7 @@ def sample(
 
 
 def top_k_top_p_filter(logits: Float[Array, "B W vocab"], top_k: int, top_p: float) -> Float[Array, "B W vocab"]:
-    """−∞ for all tokens but the `top_k` most likely (0: all), and of these but the nucleus of probability `top_p`."""
+    """Keeps the `top_k` most likely tokens (0: all), and of these the nucleus of `top_p`; others become −∞."""
     if 0 < top_k < logits.shape[-1]:
         smallest = jax.lax.optimization_barrier(jax.lax.top_k(logits, top_k))[0].min(axis=-1, keepdims=True)
         logits = jnp.where(logits >= smallest, logits, -jnp.inf)

@@ -16,7 +16,7 @@ from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 
 _WINDOW_LINES = 4096  # at most; a window of lines is translated together
-_READ_AHEAD_CHARACTERS = 1 << 24  # at most, but at least one line is read
+_READ_AHEAD_CHARACTERS = 1 << 24  # no more is read while so many wait to be translated
 # Unicode line ends that json.dumps leaves as they are, though many readers split lines at them.
 _ESCAPED_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from t2t_jax.decoding.constraints import at_least, force_prefix, no_repeated_ngram
+from t2t_jax.decoding.constraints import forbid_early_eos, force_prefix, no_repeated_ngram
 
 ALL = set(range(9))
 
@@ -16,7 +16,7 @@ def allowed(constraint, tokens, lengths):
 
 def test_eos_is_forbidden_before_the_minimum_length():
     tokens = np.zeros((2, 1, 4), int)
-    assert allowed(at_least(3, eos=1), tokens, [1, 2]) == [[ALL - {1}], [ALL]]
+    assert allowed(forbid_early_eos(3, eos=1), tokens, [1, 2]) == [[ALL - {1}], [ALL]]
 
 
 def test_a_prefix_is_forced_token_by_token_and_then_every_token_is_allowed():
