@@ -101,12 +101,10 @@ class _ContinuousBatch:
         self._prefix_length = max((bucket_length(len(r.prefix)) for _, r in requests if len(r.prefix)), default=0)
         self._capacities = bucket_capacities(max(request.max_length for _, request in requests))
         self._capacity = self._capacities[0]
-        self._state = _start(
-            ensemble.modules, options, rows, source_length, self._capacity, self._prefix_length, mesh
-        )  # fmt: skip
+        self._state = _start(ensemble.modules, options, rows, source_length, self._capacity, self._prefix_length, mesh)
 
     def run(self) -> Iterator[tuple[int, Hypotheses]]:
-        """Translates all requests; as `search_all`."""
+        """Yields the results of all requests, as `search_all` does."""
         while True:
             self._refill()
             if not (occupied := self._occupied_rows()):
@@ -114,10 +112,10 @@ class _ContinuousBatch:
             longest = max(self._lengths[row] for row in occupied)
             self._fit_capacity(longest)
             # While requests wait, return once an eighth of the rows has finished, otherwise when all have.
-            may_finish = max(1, self._rows // 8) - 1 if self._queue else len(occupied) - 1
+            enough = max(1, self._rows // 8) if self._queue else len(occupied)
             self._state, found, running, lengths = _advance(
                 self._ensemble.modules, self._options, self._mesh, self._ensemble.params, self._state,
-                max_steps=self._capacity - longest, min_running=len(occupied) - may_finish,
+                max_steps=self._capacity - longest, min_running=len(occupied) - enough + 1,
             )  # fmt: skip
             running, self._lengths = np.asarray(running), np.array(lengths)
             finished = [row for row in occupied if not running[row]]
