@@ -1,10 +1,10 @@
-"""How fast translations are found, against CTranslate2 with the same weights (from our own exporter).
+"""Decoding speed, against CTranslate2 with the same weights (from our own exporter).
 
     python -m benchmarks.decoding [--output FILE.json] [--rounds 5] [--workdir runs/quickstart]
 
 First table: Transformer-base with random weights, vocabulary 32,000, sources of 32 subwords, 64 forced steps, no
 length penalty. Second table: the test set of a trained run, from text to text, as --mode=translate does it. Needs
-`pip install -e '.[interop]'`, all cores, and nothing else running.
+`pip install -e '.[interop]'`, all cores, and no other load on the machine.
 """
 
 import argparse
@@ -28,12 +28,12 @@ REAL_TEXT = "real text"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", help="where to write the numbers as JSON")
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each system, taken in turns")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each system, interleaved")
     parser.add_argument("--workdir", default="runs/quickstart", help="a trained run, for the second table")
     arguments = parser.parse_args()
 
-    found_under = measure.conditions(["jax", "flax", "ctranslate2"]) | {"rounds": arguments.rounds}
-    print({name: value for name, value in found_under.items()})
+    conditions = measure.conditions(["jax", "flax", "ctranslate2"]) | {"rounds": arguments.rounds}
+    print({name: value for name, value in conditions.items()})
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory, "base")
         write_random_run(base)
@@ -41,12 +41,12 @@ def main() -> None:
         if Path(arguments.workdir, "config.json").exists():
             results |= real_text(Path(arguments.workdir), arguments.rounds)
         else:
-            print(f"no trained run at {arguments.workdir}: no second table; make quickstart trains one")
-    measure.write(arguments.output, found_under, results)
+            print(f"no trained run at {arguments.workdir}, so no second table; `make quickstart` trains one")
+    measure.write(arguments.output, conditions, results)
 
 
 def forced_steps(run: Path, rounds: int) -> dict[str, float]:
-    """The first table."""
+    """The first table: random weights, a fixed number of decoding steps."""
     systems = [
         System("ours float32", our_batches, run, "float32"),
         System("ours bfloat16", our_batches, run, "bfloat16"),
@@ -76,7 +76,7 @@ def forced_steps(run: Path, rounds: int) -> dict[str, float]:
 
 
 def real_text(run: Path, rounds: int) -> dict[str, float]:
-    """The second table."""
+    """The second table: a trained run, from text to text."""
     import sacrebleu
 
     from t2t_jax.data.token_store import open_store
@@ -105,7 +105,7 @@ def real_text(run: Path, rounds: int) -> dict[str, float]:
 
 
 def write_random_run(path: Path) -> None:
-    """A run folder of the base model, its weights random, its vocabulary made-up words."""
+    """A run folder of the base model with random weights and a vocabulary of made-up words."""
     import jax
 
     from t2t_jax.interop.imported import write_run
@@ -141,7 +141,7 @@ def made_up_vocabulary() -> bytes:
 
 @functools.cache
 def export(run: Path) -> Path:
-    """The run as CTranslate2 loads it."""
+    """The run, exported for CTranslate2."""
     from t2t_jax.interop.export import export_run
 
     folder = Path(tempfile.mkdtemp()) / "ctranslate2"
@@ -150,7 +150,7 @@ def export(run: Path) -> Path:
 
 
 def random_sources(count: int) -> np.ndarray:
-    """Ids of random sentences, the same for every system, EOS not included."""
+    """Ids of random sentences without EOS, the same for every system."""
     return np.random.default_rng(0).integers(3, VOCAB, (count, SOURCE - 1))
 
 
@@ -166,14 +166,14 @@ def our_batches(run: Path, dtype: str) -> dict[str, Callable[[], Any]]:
     def search(count, beam_size):
         options = SearchOptions(beam_size=beam_size, alpha=0.0, min_length=STEPS)
         requests = [Request([*map(int, ids), EOS], STEPS) for ids in random_sources(count)]
-        found = list(search_all(translator.models, requests, options, translator.mesh))
+        found = list(search_all(translator.ensemble, requests, options, translator.mesh))
         assert len(found) == count and all(h.lengths[0] == STEPS for _, h in found)
 
     return {case: functools.partial(search, *shape) for case, shape in BATCHES.items()}
 
 
 def their_batches(folder: Path, compute_type: str) -> dict[str, Callable[[], Any]]:
-    """The same for CTranslate2."""
+    """The cases of the first table for CTranslate2."""
     model = their_model(folder, compute_type)
     words = lambda ids: [f"▁w{index - 3}" for index in ids]
 
@@ -188,7 +188,7 @@ def their_batches(folder: Path, compute_type: str) -> dict[str, Callable[[], Any
 
 
 def our_text(run: Path, dtype: str, sources: list[str]) -> dict[str, Callable[[], Any]]:
-    """The second table's only case."""
+    """The only case of the second table."""
     from t2t_jax import load
 
     translator = load(str(run), dtype=dtype)
@@ -196,7 +196,7 @@ def our_text(run: Path, dtype: str, sources: list[str]) -> dict[str, Callable[[]
 
 
 def their_text(folder: Path, compute_type: str, sources: list[str]) -> dict[str, Callable[[], Any]]:
-    """The same for CTranslate2, with batches as large as our pool; it sorts them by length itself."""
+    """The same for CTranslate2, with batches of as many rows as ours; it sorts sentences by length itself."""
     import sentencepiece
 
     model, pieces = their_model(folder, compute_type), sentencepiece.SentencePieceProcessor()
@@ -212,7 +212,7 @@ def their_text(folder: Path, compute_type: str, sources: list[str]) -> dict[str,
 
 
 def their_model(folder: Path, compute_type: str) -> Any:
-    """All cores, or the accelerator where there is one."""
+    """The model in CTranslate2, on the accelerator if there is one, else on all cores."""
     import os
 
     import ctranslate2

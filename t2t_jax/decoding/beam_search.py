@@ -1,14 +1,14 @@
-"""§6.1: beam search over any step function.
+"""§6.1: greedy search, beam search, diverse beam search and sampling over any step function.
 
-The search knows no model: it calls `step(tokens, positions, cache)` for the logits of the next token of every
-hypothesis, and `reorder(cache, parents)` when hypotheses have become continuations of others. `W` is the beam width.
+The search does not depend on the model: `step(tokens, positions, cache)` returns the logits of each hypothesis's next
+token, and `reorder(cache, parents)` the cache after hypotheses have become continuations of others. `W` is the beam
+width.
 
-`beam_search` is the whole search of a batch. Its parts are for those who replace sentences that have ended by new
-ones: `start` makes an empty `Search`, `admit` begins sentences in some of its rows, `advance` takes steps, `results`
-reads the answers.
+`beam_search` searches a whole batch. Its parts serve continuous batching: `start` makes an empty `Search`, `admit` puts
+new sentences into some of its rows, `advance` takes steps, `results` returns the hypotheses, `resize` changes the
+number of tokens there is memory for.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -19,115 +19,39 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.decoding import constraints
-from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.sampling import Sampling, sample
-from t2t_jax.errors import InputError, Range, check_ranges
+from t2t_jax.decoding.search_options import SearchOptions
+from t2t_jax.decoding.search_state import (
+    NEG_INF,
+    Hypotheses,
+    Search,
+    admit,
+    append_tokens,
+    gather_hypotheses,
+    length_penalty,
+    resize,
+    start,
+    where_rows,
+)
+from t2t_jax.decoding.top_k import log_sum_exp, top_k, top_tokens
+
+__all__ = [
+    "Hypotheses",
+    "Search",
+    "SearchOptions",
+    "admit",
+    "advance",
+    "beam_search",
+    "gather_hypotheses",
+    "length_penalty",
+    "resize",
+    "results",
+    "start",
+]
 
 Cache = Any
 Step = Callable[[Int[Array, "B W"], Int[Array, " B"], Cache], tuple[Float[Array, "B W vocab"], Cache]]
 Reorder = Callable[[Cache, Int[Array, "B W"]], Cache]
-
-NEVER = -jnp.inf  # the score of a hypothesis that does not exist
-
-# Memory grows with the beam width, and the compiled program with the order of the n-grams and the number of groups.
-_RANGES = {
-    "beam_size": Range(1, 256),
-    "alpha": Range(0, 10),
-    "n_best": Range(1, 256),
-    "min_length": Range(0, 100_000),
-    "no_repeat_ngram": Range(0, 100),
-    "groups": Range(1, 64),
-    "diversity": Range(0),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchOptions:
-    """What to search for; checks itself.
-
-    `n_best` hypotheses of at least `min_length` tokens, EOS included, in which no `no_repeat_ngram` tokens in a row
-    occur twice (0: they may). `groups` divides the beam for diverse beam search: each group prefers, by `diversity`
-    for each, tokens that the groups before it have not chosen at the same step. With `sampling`, the hypotheses are
-    independent samples, and the beam is as wide as there are of them. `constraint` is your own function, or a
-    `Constraint`, with which a search may stop early; see constraints.py.
-    """
-
-    beam_size: int = 4
-    alpha: float = 0.6
-    n_best: int = 1
-    min_length: int = 0
-    no_repeat_ngram: int = 0
-    groups: int = 1
-    diversity: float = 0.5
-    sampling: Sampling | None = None
-    constraint: Constraint | constraints.Function | None = None
-
-    def __post_init__(self):
-        check_ranges(_RANGES, self)
-        if self.n_best > self.beam_size and not self.sampling:
-            raise InputError(f"n_best must be between 1 and beam_size={self.beam_size}; got {self.n_best}")
-        if self.beam_size % self.groups:
-            raise InputError(f"groups must divide beam_size={self.beam_size}; got {self.groups}")
-
-    @property
-    def width(self) -> int:
-        """W, how many hypotheses are alive at a time."""
-        return self.n_best if self.sampling else self.beam_size
-
-    @property
-    def largest_bonus(self) -> float:
-        """The most that constraints raise a token's log-probability by; infinite where nobody says."""
-        if self.constraint is None:
-            return 0.0
-        return self.constraint.largest_bonus if isinstance(self.constraint, Constraint) else math.inf
-
-
-class Hypotheses(NamedTuple):
-    """W hypotheses of each of B sentences, best first.
-
-    `tokens` are padded with 0 and hold EOS where `finished`; `lengths` counts them, EOS included; `log_probs` is
-    the sum of `token_log_probs`; `scores` is `log_probs` over the length penalty, −∞ where there is no hypothesis.
-    """
-
-    tokens: Int[Array, "B W T"]
-    token_log_probs: Float[Array, "B W T"]
-    lengths: Int[Array, "B W"]
-    log_probs: Float[Array, "B W"]
-    scores: Float[Array, "B W"]
-    finished: Bool[Array, "B W"]
-
-
-class Search(NamedTuple):
-    """The state of a search of B sentences, which need not have begun at the same time.
-
-    All alive hypotheses of a sentence have `lengths` tokens, and have paid `penalties` for saying what other groups
-    say. `best` holds the finished ones, their scores less the penalties. `prefixes` are what each sentence must begin
-    with, padded with 0; `seeds` make its samples.
-    """
-
-    alive: Hypotheses
-    penalties: Float[Array, "B W"]
-    best: Hypotheses
-    last_tokens: Int[Array, "B W"]
-    lengths: Int[Array, " B"]
-    max_lengths: Int[Array, " B"]
-    prefixes: Int[Array, "B P"]
-    seeds: Int[Array, " B"]
-    running: Bool[Array, " B"]
-
-
-def length_penalty(length: Int[Array, "*n"], alpha: float) -> Float[Array, "*n"]:
-    """((5 + |Y|) / 6)^α, |Y| counting EOS (GNMT)."""
-    return ((5.0 + length) / 6.0) ** alpha
-
-
-def gather_hypotheses(tree: Any, parents: Int[Array, "B W"]) -> Any:
-    """Leaves [B, W', …] → [B, W, …]: hypothesis w of each sentence becomes hypothesis `parents[:, w]`."""
-
-    def gather(x):
-        return jnp.take_along_axis(x, parents.reshape(*parents.shape, *(1,) * (x.ndim - 2)), axis=1)
-
-    return jax.tree.map(gather, tree)
 
 
 def beam_search(
@@ -144,59 +68,17 @@ def beam_search(
 ) -> Hypotheses:
     """The `options.n_best` best finished hypotheses of each sentence, of at most `max_lengths` tokens with EOS.
 
-    Each step takes the 2·W likeliest continuations (the likeliest alone where W = 1: greedy search): the best W
-    that do not end stay alive, those that end compete for the `n_best` places by `scores`.
+    Each step considers the 2·W most likely continuations; if W = 1, only the most likely one (greedy search). Of those
+    that do not end with EOS, the best W stay alive. Those that do are finished, and the `n_best` by `scores` are kept.
 
-    A sentence stops when it reaches its limit, or when not even its likeliest alive hypothesis could beat the worst of
-    `n_best` finished ones, though each token up to the limit were certain and had the largest bonus of the constraint
-    (`_upper_bound`): stopping early never changes the answer. A sentence of which nothing finished returns its alive
-    hypotheses, whole. The answer for a sentence does not depend on the others in the batch. `max_steps` is the static
-    bound of `max_lengths`.
+    A sentence stops at its length limit, or earlier once no alive hypothesis can still enter the `n_best`, even if all
+    further tokens had probability 1 and the constraint's largest bonus (`_upper_bound`). So stopping early never
+    changes the result. If no hypothesis of a sentence has finished, its alive ones are returned. The result for a
+    sentence does not depend on the other sentences in the batch. `max_steps` is a static upper bound of `max_lengths`.
     """
     search = start(max_lengths, options, max_steps, prefixes, seeds)
     search, _ = advance(step, reorder, search, cache, options, max_steps=max_steps, min_running=1, eos=eos)
     return results(search, options)
-
-
-def start(
-    max_lengths: Int[Array, " B"],
-    options: SearchOptions,
-    room: int,
-    prefixes: Int[Array, "B P"] | None = None,
-    seeds: Int[Array, " B"] | None = None,
-) -> Search:
-    """A search that has taken no step yet, for hypotheses of at most `room` tokens; limit 0 means no sentence."""
-    rows = len(max_lengths)
-    alive = _no_hypotheses(rows, options.width, room)
-    # One way to have said nothing yet, in each group; but every sample is on its own from the start.
-    every = 1 if options.sampling else options.width // options.groups
-    return Search(
-        alive=alive._replace(log_probs=alive.log_probs.at[:, ::every].set(0.0)),
-        penalties=jnp.zeros((rows, options.width)),
-        best=_no_hypotheses(rows, options.groups * _places(options), room),
-        last_tokens=jnp.zeros((rows, options.width), jnp.int32),
-        lengths=jnp.zeros(rows, jnp.int32),
-        max_lengths=max_lengths,
-        prefixes=jnp.zeros((rows, 0), jnp.int32) if prefixes is None else prefixes,
-        seeds=jnp.zeros(rows, jnp.int32) if seeds is None else seeds,
-        running=max_lengths > 0,
-    )
-
-
-def admit(search: Search, new: Search, rows: Int[Array, " A"]) -> Search:
-    """Puts the sentences of `new` into these rows; a row number beyond the last is left out."""
-    return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), search, new)
-
-
-def resize(search: Search, room: int) -> Search:
-    """The same search with room for hypotheses of `room` tokens; no running one may have more."""
-
-    def fit(hypotheses):
-        change = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, max(0, room - x.shape[2]))))[:, :, :room]
-        tokens, token_log_probs = change(hypotheses.tokens), change(hypotheses.token_log_probs)
-        return hypotheses._replace(tokens=tokens, token_log_probs=token_log_probs)
-
-    return search._replace(alive=fit(search.alive), best=fit(search.best))
 
 
 def advance(
@@ -210,261 +92,212 @@ def advance(
     min_running: int | Int[Array, ""],
     eos: int = 1,
 ) -> tuple[Search, Cache]:
-    """Takes up to `max_steps` steps, as long as `min_running` sentences have not ended."""
+    """Takes up to `max_steps` steps, while at least `min_running` sentences are still running."""
 
-    def grow(loop):
-        count, search, cache = loop
+    def body(carry):
+        count, search, cache = carry
         logits, cache = step(search.last_tokens, search.lengths, cache)
         search, parents = _extend(search, logits, options, eos)
         return count + 1, search, reorder(cache, parents)
 
-    def goes_on(loop):
-        count, search, _ = loop
+    def condition(carry):
+        count, search, _ = carry
         return (count < max_steps) & (search.running.sum() >= min_running)
 
-    _, search, cache = jax.lax.while_loop(goes_on, grow, (jnp.zeros((), jnp.int32), search, cache))
+    _, search, cache = jax.lax.while_loop(condition, body, (jnp.zeros((), jnp.int32), search, cache))
     return search, cache
 
 
 def results(search: Search, options: SearchOptions) -> Hypotheses:
-    """The finished hypotheses of each sentence, best first; the alive ones where nothing finished."""
-    true_scores = search.best.log_probs / length_penalty(search.best.lengths, options.alpha)
-    best = search.best._replace(scores=jnp.where(search.best.scores > NEVER, true_scores, NEVER))
-    best = gather_hypotheses(best, _top_k(best.scores, options.n_best))
-    alive = gather_hypotheses(search.alive, _top_k(search.alive.scores, options.n_best))
-    return _where(best.scores[:, 0] > NEVER, best, alive)
+    """The `n_best` finished hypotheses of each sentence, best first; the alive ones where none has finished."""
+    scores = search.best.log_probs / length_penalty(search.best.lengths, options.alpha)  # without diversity penalties
+    best = search.best._replace(scores=jnp.where(search.best.scores > NEG_INF, scores, NEG_INF))
+    best = gather_hypotheses(best, top_k(best.scores, options.n_best))
+    alive = gather_hypotheses(search.alive, top_k(search.alive.scores, options.n_best))
+    return where_rows(best.scores[:, 0] > NEG_INF, best, alive)
 
 
-def _places(options: SearchOptions) -> int:
-    """How many finished hypotheses each group keeps."""
-    return -(-options.n_best // options.groups)
+class _NextTokens(NamedTuple):
+    """The distribution of each hypothesis's next token: its log-probabilities are `logits` − `log_normaliser`."""
 
-
-class _Next(NamedTuple):
-    """What may be said next, for each hypothesis: log-probability = `values` − `log_normaliser`.
-
-    The vocabulary comes first because the fastest products of few rows leave it there.
-    """
-
-    values: Float[Array, "vocab B W"]
+    logits: Float[Array, "vocab B W"]
     log_normaliser: Float[Array, "B W"]
 
-    def of(self, hypotheses: slice) -> "_Next":
-        """Of some of the hypotheses."""
-        return _Next(self.values[:, :, hypotheses], self.log_normaliser[:, hypotheses])
+    def of(self, beams: slice) -> "_NextTokens":
+        """The same for some of the W hypotheses."""
+        return _NextTokens(self.logits[:, :, beams], self.log_normaliser[:, beams])
+
+
+class _Candidates(NamedTuple):
+    """N continuations of each sentence by one token.
+
+    `parents` are the hypotheses they continue. `penalised_log_probs` ranks them: it is the cumulative log-probability
+    less the accumulated diversity penalty.
+    """
+
+    parents: Int[Array, "B N"]
+    tokens: Int[Array, "B N"]
+    token_log_probs: Float[Array, "B N"]
+    penalised_log_probs: Float[Array, "B N"]
 
 
 def _extend(
     search: Search, logits: Float[Array, "B W vocab"], options: SearchOptions, eos: int
 ) -> tuple[Search, Int[Array, "B W"]]:
-    """The search one token further, and which hypothesis each alive one continues."""
-    following = _allowed(search, logits, options, eos)
-    size, places = options.width // options.groups, _places(options)
-    groups, said = [], jnp.zeros((len(logits), logits.shape[-1]))  # how often, just now; ending is everybody's right
+    """The search after one more token, and the parent of each hypothesis that is alive then."""
+    next_tokens = _next_tokens(search, logits, options, eos)
+    # How many hypotheses of earlier groups have chosen each token at this step. Only those that stay alive are counted,
+    # so EOS is not penalised. (In a group of one hypothesis it is: EOS may be its only candidate.)
+    counts = jnp.zeros((len(logits), logits.shape[-1]))
+    extended, parents = [], []
     for group in range(options.groups):
-        own, kept = slice(group * size, (group + 1) * size), slice(group * places, (group + 1) * places)
-        part = lambda tree, which: jax.tree.map(lambda x: x[:, which], tree)
-        members = search._replace(
-            alive=part(search.alive, own), penalties=part(search.penalties, own), best=part(search.best, kept)
-        )
-        penalty = options.diversity * said if group else None
-        grown, parents = _extend_group(members, following.of(own), penalty, options, eos)
-        said = said.at[jnp.arange(len(said))[:, None], grown.last_tokens].add(1.0)
-        groups.append((grown, parents + group * size))
+        beams = _slice(group, options.group_size)
+        members = _group_members(search, beams, _slice(group, options.finished_per_group))
+        penalty = options.diversity * counts if group else None
+        members, group_parents = _extend_group(members, next_tokens.of(beams), penalty, options, eos)
+        counts = counts.at[jnp.arange(len(counts))[:, None], members.last_tokens].add(1.0)
+        extended.append(members)
+        parents.append(group_parents + group * options.group_size)
+    return where_rows(search.running, _join_groups(search, extended), search), jnp.concatenate(parents, axis=1)
 
+
+def _slice(group: int, size: int) -> slice:
+    return slice(group * size, (group + 1) * size)
+
+
+def _group_members(search: Search, beams: slice, finished: slice) -> Search:
+    """One group of hypotheses as a separate search."""
+    part = lambda tree, columns: jax.tree.map(lambda x: x[:, columns], tree)
+    return search._replace(
+        alive=part(search.alive, beams), penalties=part(search.penalties, beams), best=part(search.best, finished)
+    )
+
+
+def _join_groups(search: Search, groups: list[Search]) -> Search:
+    """`search` one step later, from its groups."""
     join = lambda *parts: jnp.concatenate(parts, axis=1)
     per_hypothesis = ("alive", "penalties", "best", "last_tokens")
-    joined = {name: jax.tree.map(join, *(getattr(grown, name) for grown, _ in groups)) for name in per_hypothesis}
+    joined = {name: jax.tree.map(join, *(getattr(group, name) for group in groups)) for name in per_hypothesis}
     lengths = search.lengths + 1
-    useful = functools.reduce(jnp.logical_or, (grown.running for grown, _ in groups))
-    running = search.running & useful & (lengths < search.max_lengths)
-    grown = search._replace(lengths=lengths, running=running, **joined)
-    return _where(search.running, grown, search), join(*(parents for _, parents in groups))
+    can_improve = functools.reduce(jnp.logical_or, (group.running for group in groups))
+    running = search.running & can_improve & (lengths < search.max_lengths)
+    return search._replace(lengths=lengths, running=running, **joined)
 
 
 def _extend_group(
-    search: Search, following: _Next, penalty: Float[Array, "B vocab"] | None, options: SearchOptions, eos: int
+    search: Search, next_tokens: _NextTokens, penalty: Float[Array, "B vocab"] | None, options: SearchOptions, eos: int
 ) -> tuple[Search, Int[Array, "B W"]]:
-    """`_extend` for the hypotheses of one group; `running` where going on may change its answer."""
+    """`_extend` for one group; `running` is True where further steps can still change its result."""
     alive, best, lengths = search.alive, search.best, search.lengths
     if options.sampling:
-        chosen = _sampled(jnp.moveaxis(following.values, 0, -1), options.sampling, search)
+        candidates = _sampled_candidates(jnp.moveaxis(next_tokens.logits, 0, -1), options.sampling, search)
     else:
-        chosen = _likeliest(
-            alive.log_probs - search.penalties, following, penalty, lengths + 1 < options.min_length, options, eos
+        candidates = _top_candidates(
+            alive.log_probs - search.penalties, next_tokens, penalty, lengths + 1 < options.min_length, options, eos
         )
-    parents, tokens, token_log_probs, ranks = chosen
-    grown = _append(gather_hypotheses(alive, parents), lengths, tokens, token_log_probs, options.alpha)
+    parents, tokens, token_log_probs, penalised = candidates
+    extended = append_tokens(gather_hypotheses(alive, parents), lengths, tokens, token_log_probs, options.alpha)
     is_eos = tokens == eos
-    # A sample that reaches the limit is an answer; in a beam it is one only where nothing finished.
+    # A sample that reaches the limit is a result; in beam search it is one only where nothing has finished.
     ends = is_eos | (lengths + 1 >= search.max_lengths)[:, None] if options.sampling else is_eos
 
-    ended_scores = ranks / length_penalty(grown.lengths, options.alpha)
-    ended = grown._replace(scores=jnp.where(ends, ended_scores, NEVER), finished=is_eos)
+    ended_scores = penalised / length_penalty(extended.lengths, options.alpha)
+    ended = extended._replace(scores=jnp.where(ends, ended_scores, NEG_INF), finished=is_eos)
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), best, ended)
-    best = gather_hypotheses(both, _top_k(both.scores, best.scores.shape[1]))
+    best = gather_hypotheses(both, top_k(both.scores, best.scores.shape[1]))
 
-    # Of 2·W continuations at most W end, one for each hypothesis, so W remain (or none, in greedy search).
-    grown = grown._replace(log_probs=jnp.where(ends, NEVER, grown.log_probs))
-    order = _top_k(jnp.where(ends, NEVER, ranks), alive.log_probs.shape[1])
-    alive, parents, tokens, ranks = gather_hypotheses((grown, parents, tokens, ranks), order)
-    exists = alive.log_probs > NEVER
-    penalties = jnp.where(exists, alive.log_probs - ranks, 0.0)
-    bound = _upper_bound(jnp.where(exists, ranks, NEVER).max(axis=1), lengths + 1, search.max_lengths, options)
-    beatable = NEVER if options.sampling else best.scores[:, -1]
-    grown = search._replace(alive=alive, penalties=penalties, best=best, last_tokens=tokens, running=bound > beatable)
-    return grown, parents
+    # Of 2·W continuations at most W end, one for each hypothesis, so W stay alive (in greedy search perhaps none).
+    extended = extended._replace(log_probs=jnp.where(ends, NEG_INF, extended.log_probs))
+    order = top_k(jnp.where(ends, NEG_INF, penalised), alive.log_probs.shape[1])
+    alive, parents, tokens, penalised = gather_hypotheses((extended, parents, tokens, penalised), order)
+    exists = alive.log_probs > NEG_INF
+    penalties = jnp.where(exists, alive.log_probs - penalised, 0.0)
+    bound = _upper_bound(jnp.where(exists, penalised, NEG_INF).max(axis=1), lengths + 1, search.max_lengths, options)
+    score_to_beat = NEG_INF if options.sampling else best.scores[:, -1]
+    running = bound > score_to_beat
+    extended = search._replace(alive=alive, penalties=penalties, best=best, last_tokens=tokens, running=running)
+    return extended, parents
 
 
 def _upper_bound(
-    ranks: Float[Array, " B"], lengths: Int[Array, " B"], max_lengths: Int[Array, " B"], options: SearchOptions
+    penalised_log_probs: Float[Array, " B"],
+    lengths: Int[Array, " B"],
+    max_lengths: Int[Array, " B"],
+    options: SearchOptions,
 ) -> Float[Array, " B"]:
-    """No continuation of a hypothesis of this rank and length has a higher score when it ends.
+    """An upper bound of the score of every continuation of a hypothesis with this log-probability and length.
 
-    A token adds at most the largest bonus: its log-probability is at most 0, and diversity only takes away. What that
-    comes to is divided by the largest length penalty where it is negative, and where it is positive by the smallest.
+    Each token adds at most the largest bonus, since its log-probability is at most 0 and diversity penalties only lower
+    it. The bound of the sum is divided by the largest possible length penalty if negative, else by the smallest.
     """
     if options.largest_bonus == math.inf:
-        return jnp.where(ranks > NEVER, math.inf, NEVER)
-    most = ranks + options.largest_bonus * (max_lengths - lengths)
-    return most / length_penalty(jnp.where(most < 0, max_lengths, lengths + 1), options.alpha)
+        return jnp.where(penalised_log_probs > NEG_INF, math.inf, NEG_INF)
+    largest = penalised_log_probs + options.largest_bonus * (max_lengths - lengths)
+    return largest / length_penalty(jnp.where(largest < 0, max_lengths, lengths + 1), options.alpha)
 
 
-def _allowed(search: Search, logits: Float[Array, "B W vocab"], options: SearchOptions, eos: int) -> _Next:
-    """What the model says, after all constraints. Normalised at once only where something needs all of it."""
-    chosen = [options.constraint] if options.constraint else []
-    if options.no_repeat_ngram:
-        chosen.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
-    if search.prefixes.shape[1]:
-        chosen.append(constraints.force_prefix(search.prefixes))
-    if options.sampling and options.min_length:  # a beam takes care of it among its candidates
-        chosen.append(constraints.at_least(options.min_length, eos))
-    values = jnp.moveaxis(logits, -1, 0)
-    # Chunk by chunk: their maxima are needed anyway, to find the likeliest tokens.
-    log_normaliser = jax.nn.logsumexp(jax.nn.logsumexp(_chunks(values), axis=1), axis=0).reshape(values.shape[1:])
-    if not (chosen or options.sampling):
-        return _Next(values, log_normaliser)
+def _next_tokens(search: Search, logits: Float[Array, "B W vocab"], options: SearchOptions, eos: int) -> _NextTokens:
+    """The distribution of the next tokens after all logits processors.
+
+    Without any, the logits stay unnormalised, and only the few candidates are normalised later.
+    """
+    processors = _logits_processors(search, options, eos)
+    vocab_first = jnp.moveaxis(logits, -1, 0)
+    log_normaliser = log_sum_exp(vocab_first)
+    if not (processors or options.sampling):
+        return _NextTokens(vocab_first, log_normaliser)
     log_probs = logits - log_normaliser[..., None]
-    for constraint in chosen:
-        log_probs = constraint(log_probs, search.alive.tokens, search.lengths)
-    return _Next(jnp.moveaxis(log_probs, -1, 0), jnp.zeros_like(log_normaliser))
+    for process in processors:
+        log_probs = process(log_probs, search.alive.tokens, search.lengths)
+    return _NextTokens(jnp.moveaxis(log_probs, -1, 0), jnp.zeros_like(log_normaliser))
 
 
-Chosen = tuple[Int[Array, "B N"], Int[Array, "B N"], Float[Array, "B N"], Float[Array, "B N"]]
+def _logits_processors(search: Search, options: SearchOptions, eos: int) -> list[constraints.LogitsProcessor]:
+    processors = [options.constraint] if options.constraint else []
+    if options.no_repeat_ngram:
+        processors.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
+    if search.prefixes.shape[1]:
+        processors.append(constraints.force_prefix(search.prefixes))
+    if options.sampling and options.min_length:  # beam search forbids an early EOS among its candidates
+        processors.append(constraints.forbid_early_eos(options.min_length, eos))
+    return processors
 
 
-def _sampled(log_probs: Float[Array, "B W vocab"], sampling: Sampling, search: Search) -> Chosen:
-    """A token for each hypothesis; see `_likeliest`."""
+def _sampled_candidates(log_probs: Float[Array, "B W vocab"], sampling: Sampling, search: Search) -> _Candidates:
+    """One sampled continuation of each hypothesis."""
     tokens = sample(log_probs, sampling, search.seeds, search.lengths)
     token_log_probs = jnp.take_along_axis(log_probs, tokens[..., None], axis=2)[..., 0]
     parents = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
-    return parents, tokens, token_log_probs, search.alive.log_probs + token_log_probs
+    return _Candidates(parents, tokens, token_log_probs, search.alive.log_probs + token_log_probs)
 
 
-def _likeliest(
-    ranks: Float[Array, "B W"],
-    following: _Next,
+def _top_candidates(
+    penalised_log_probs: Float[Array, "B W"],
+    next_tokens: _NextTokens,
     penalty: Float[Array, "B vocab"] | None,
-    too_short: Bool[Array, " B"],
+    is_too_short: Bool[Array, " B"],
     options: SearchOptions,
     eos: int,
-) -> Chosen:
-    """The best continuations of each sentence: their hypothesis, their token, its log-probability, their rank.
+) -> _Candidates:
+    """The 2·W best continuations of hypotheses that have these log-probabilities; one if W = 1.
 
-    `ranks` are log-probabilities less penalties.
-    Only the likeliest few of each hypothesis can be among the likeliest of all: the rest is never sorted.
+    The best of a sentence are among the best few of each hypothesis, so that only these are sorted.
     """
-    _, batch, width = following.values.shape
+    _, batch, width = next_tokens.logits.shape
     count = 2 * width if width > 1 else 1
-    spare = 1 if options.min_length else 0  # EOS may be one that is not allowed yet
-    wanted = following.values if penalty is None else following.values - penalty.T[..., None]
-    values, tokens = _top_tokens(wanted, count + spare)
+    spare = 1 if options.min_length else 0  # EOS may be among the best before it is allowed
+    wanted = next_tokens.logits if penalty is None else next_tokens.logits - penalty.T[..., None]
+    values, tokens = top_tokens(wanted, count + spare)
     if options.min_length:
-        values = jnp.where(too_short[:, None, None] & (tokens == eos), NEVER, values)
-    values -= following.log_normaliser[..., None]  # [B, W, count]
-    ranks = ranks[..., None] + values
+        values = jnp.where(is_too_short[:, None, None] & (tokens == eos), NEG_INF, values)
+    values -= next_tokens.log_normaliser[..., None]  # [B, W, count]: log-probabilities less this step's penalty
+    penalised = penalised_log_probs[..., None] + values
     if penalty is not None:
         values += jnp.take_along_axis(penalty, tokens.reshape(batch, -1), axis=1).reshape(tokens.shape)
     flat = lambda x: x.reshape(batch, -1)
-    best = _top_k(flat(ranks), min(count, ranks[0].size))
-    parents = best // ranks.shape[-1]
-    tokens, values, ranks = (jnp.take_along_axis(flat(x), best, axis=1) for x in (tokens, values, ranks))
-    return parents, tokens, values, ranks
-
-
-def _top_tokens(
-    values: Float[Array, "vocab B W"], count: int
-) -> tuple[Float[Array, "B W count"], Int[Array, "B W count"]]:
-    """The `count` largest values of each hypothesis, largest first, and their tokens; of equal ones the first.
-
-    They lie in the `count` chunks with the largest maxima, so that only those are sorted.
-    """
-    vocab, chunk = len(values), _chunk_size(len(values))
-    if vocab <= 4 * chunk * count:
-        return _sorted_top_k(jnp.moveaxis(values, 0, -1), min(count, vocab))
-    maxima = _chunks(values).max(axis=1).T.reshape(*values.shape[1:], -1)
-    likely = jnp.sort(_top_k(maxima, count), axis=-1)  # in order for the sake of ties
-    tokens = (likely[..., None] * chunk + jnp.arange(chunk)[None, None, None]).reshape(
-        *values.shape[1:], -1
-    )  # [B, W, count·chunk]
-    rows, hypotheses = (x[..., None] for x in jnp.indices(values.shape[1:]))
-    candidates = values.at[tokens, rows, hypotheses].get(mode="fill", fill_value=NEVER)
-    values, places = _sorted_top_k(candidates, count)
-    return values, jnp.take_along_axis(tokens, places, axis=2)
-
-
-def _chunks(values: Float[Array, "vocab B W"]) -> Float[Array, "chunks chunk BW"]:
-    """The vocabulary in chunks; one axis for all hypotheses, as XLA on CPU is slow where the last axis is short."""
-    chunk = _chunk_size(len(values))
-    flat = values.reshape(len(values), -1)
-    return jnp.pad(flat, ((0, -len(values) % chunk), (0, 0)), constant_values=NEVER).reshape(-1, chunk, flat.shape[1])
-
-
-def _chunk_size(vocab: int) -> int:
-    """A divisor of `vocab` near 128, so that nothing needs padding; 128 where there is none."""
-    return min((size for size in range(64, 257) if vocab % size == 0), key=lambda size: abs(size - 128), default=128)
-
-
-def _sorted_top_k(values: Float[Array, "*n"], count: int) -> tuple[Float[Array, "*k"], Int[Array, "*k"]]:
-    # Without the barrier XLA may see that only a part is used, and sorts everything instead: 100 times as slow.
-    return tuple(jax.lax.optimization_barrier(jax.lax.top_k(values, count)))
-
-
-def _top_k(values: Float[Array, "*n"], count: int) -> Int[Array, "*k"]:
-    """Where the `count` largest values of each row are, largest first; of equal ones the first."""
-    return _sorted_top_k(values, count)[1]
-
-
-def _append(
-    hypotheses: Hypotheses,
-    lengths: Int[Array, " B"],
-    tokens: Int[Array, "B N"],
-    token_log_probs: Float[Array, "B N"],
-    alpha: float,
-) -> Hypotheses:
-    here = (jnp.arange(hypotheses.tokens.shape[2])[None] == lengths[:, None])[:, None]  # [B, 1, T]
-    log_probs = hypotheses.log_probs + token_log_probs
-    lengths = jnp.broadcast_to(lengths[:, None] + 1, tokens.shape)
-    return hypotheses._replace(
-        tokens=jnp.where(here, tokens[..., None], hypotheses.tokens),
-        token_log_probs=jnp.where(here, token_log_probs[..., None], hypotheses.token_log_probs),
-        lengths=lengths,
-        log_probs=log_probs,
-        scores=log_probs / length_penalty(lengths, alpha),
+    best = top_k(flat(penalised), min(count, penalised[0].size))
+    parents = best // penalised.shape[-1]
+    tokens, token_log_probs, penalised = (
+        jnp.take_along_axis(flat(x), best, axis=1) for x in (tokens, values, penalised)
     )
-
-
-def _no_hypotheses(batch: int, width: int, room: int) -> Hypotheses:
-    return Hypotheses(
-        tokens=jnp.zeros((batch, width, room), jnp.int32),
-        token_log_probs=jnp.zeros((batch, width, room)),
-        lengths=jnp.zeros((batch, width), jnp.int32),
-        log_probs=jnp.full((batch, width), NEVER),
-        scores=jnp.full((batch, width), NEVER),
-        finished=jnp.zeros((batch, width), bool),
-    )
-
-
-def _where(condition: Bool[Array, " B"], first: Any, second: Any) -> Any:
-    """For each sentence, `first` where the condition holds, else `second`."""
-    return jax.tree.map(lambda a, b: jnp.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b), first, second)
+    return _Candidates(parents, tokens, token_log_probs, penalised)

@@ -1,14 +1,14 @@
-"""What a hypothesis may say next: logits processors, functions that change log-probabilities during the search.
+"""Constrained decoding by logits processors, on log-probabilities.
 
-A constraint is called at every step with the log-probabilities of the next token `[B, W, vocab]`, the tokens said so
-far `[B, W, T]`, of which `lengths` `[B]` count, and returns the log-probabilities to go on with: −∞ for what is
-forbidden, more for what is wanted. Whatever it adds counts in the scores. It is traced by JAX: no Python `if` on
-values. To forbid a token:
+A logits processor is called at every step with the log-probabilities of the next token `[B, W, vocab]` and the tokens
+of each hypothesis so far `[B, W, T]`, of which only the first `lengths` `[B]` are valid. It returns new
+log-probabilities: −∞ for a forbidden token, a larger value for a wanted one. The scores include what it adds. JAX
+traces it, so it must not use Python `if` on array values. To forbid a token:
 
-    def never_say(log_probs, tokens, lengths):
+    def forbid(log_probs, tokens, lengths):
         return log_probs.at[..., forbidden_id].set(-jnp.inf)
 
-    translator.translate(sentences, constraint=Constraint(never_say, largest_bonus=0.0))
+    translator.translate(sentences, constraint=Constraint(forbid, largest_bonus=0.0))
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from t2t_jax.errors import InputError
 
-Function = Callable[
+LogitsProcessor = Callable[
     [Float[Array, "B W vocab"], Int[Array, "B W T"], Int[Array, " B"]],
     Float[Array, "B W vocab"],
 ]
@@ -27,12 +27,12 @@ Function = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class Constraint:
-    """A function with the most, in nats, by which it ever raises the log-probability of a token: 0 if it only forbids.
+    """A logits processor, and the most (in nats) that it ever adds to a log-probability: 0 if it only forbids tokens.
 
-    Beam search needs to know, to stop before the limit; with a bare function it goes on to the limit.
+    Beam search needs this bound to stop early; with a bare function it runs to the length limit.
     """
 
-    function: Function
+    function: LogitsProcessor
     largest_bonus: float
 
     def __post_init__(self):
@@ -43,36 +43,36 @@ class Constraint:
         return self.function(*arguments)
 
 
-def at_least(min_length: int, eos: int) -> Constraint:
-    """No EOS before token `min_length`."""
+def forbid_early_eos(min_length: int, eos: int) -> Constraint:
+    """Forbids EOS before token `min_length`."""
 
-    def constrain(log_probs, tokens, lengths):
+    def process(log_probs, tokens, lengths):
         del tokens
-        too_short = (lengths + 1 < min_length)[:, None, None]
-        return jnp.where(too_short & (_tokens_of(log_probs) == eos), -jnp.inf, log_probs)
+        is_too_short = (lengths + 1 < min_length)[:, None, None]
+        return jnp.where(is_too_short & (_vocabulary(log_probs) == eos), -jnp.inf, log_probs)
 
-    return Constraint(constrain, largest_bonus=0.0)
+    return Constraint(process, largest_bonus=0.0)
 
 
 def force_prefix(prefixes: Int[Array, "B P"]) -> Constraint:
-    """Each sentence begins with its prefix, which is padded with 0; its tokens count with their own probability."""
+    """Forces each sentence to begin with its prefix, padded with 0; forced tokens keep the model's log-probability."""
 
-    def constrain(log_probs, tokens, lengths):
+    def process(log_probs, tokens, lengths):
         del tokens
         last = prefixes.shape[1] - 1
-        due = jnp.take_along_axis(prefixes, jnp.minimum(lengths, last)[:, None], axis=1)[:, :, None]  # [B, 1, 1]
-        is_due = (lengths[:, None, None] <= last) & (due != 0)
-        return jnp.where(is_due & (_tokens_of(log_probs) != due), -jnp.inf, log_probs)
+        forced = jnp.take_along_axis(prefixes, jnp.minimum(lengths, last)[:, None], axis=1)[:, :, None]  # [B, 1, 1]
+        is_forced = (lengths[:, None, None] <= last) & (forced != 0)
+        return jnp.where(is_forced & (_vocabulary(log_probs) != forced), -jnp.inf, log_probs)
 
-    return Constraint(constrain, largest_bonus=0.0)
+    return Constraint(process, largest_bonus=0.0)
 
 
 def no_repeated_ngram(n: int) -> Constraint:
-    """No `n` tokens in a row that the hypothesis already has."""
+    """Blocks repeated n-grams: forbids tokens that would complete an n-gram the hypothesis already contains."""
 
-    def constrain(log_probs, tokens, lengths):
+    def process(log_probs, tokens, lengths):
         starts = jnp.arange(tokens.shape[2])[None]
-        # repeats[b, w, i]: tokens[i : i + n - 1] are the last n − 1 ones, and a token has followed them.
+        # repeats[b, w, i]: tokens[i : i + n - 1] equal the last n − 1 tokens, and a token follows them.
         repeats = (starts + n <= lengths[:, None])[:, None]
         for offset in range(n - 1):
             last = jnp.maximum(lengths - (n - 1) + offset, 0)[:, None, None]  # [B, 1, 1]
@@ -81,8 +81,9 @@ def no_repeated_ngram(n: int) -> Constraint:
         rows, hypotheses = jnp.indices(tokens.shape[:2])
         return log_probs.at[rows[..., None], hypotheses[..., None], followers].set(-jnp.inf, mode="drop")
 
-    return Constraint(constrain, largest_bonus=0.0)
+    return Constraint(process, largest_bonus=0.0)
 
 
-def _tokens_of(log_probs: Float[Array, "B W vocab"]) -> Int[Array, "1 1 vocab"]:
+def _vocabulary(log_probs: Float[Array, "B W vocab"]) -> Int[Array, "1 1 vocab"]:
+    """All token ids."""
     return jnp.arange(log_probs.shape[-1])[None, None]

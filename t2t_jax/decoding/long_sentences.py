@@ -1,31 +1,31 @@
-"""§6.1: a line of any length in bounded memory: beyond a limit, its parts are translated one by one."""
+"""§6.1: splits lines beyond a length limit into parts that are translated separately, which bounds memory."""
 
 from collections.abc import Callable, Sequence
 
 from t2t_jax.data.tokenizer import EOS
 
 _SENTENCE_ENDS = (".", "!", "?", "…", ":", ";")
-_FULL_WIDTH_ENDS = ("。", "！", "？")  # of scripts without spaces
-_SPACE = "▁"  # SentencePiece's: at the beginning of a word or, where pieces are made so, at its end
+_FULL_WIDTH_ENDS = ("。", "！", "？")  # in scripts without spaces
+_SPACE = "▁"  # SentencePiece's mark at the beginning of a word or, in some vocabularies, at its end
 
 
 def cut(ids: Sequence[int], piece_of: Callable[[int], str], length: int) -> list[list[int]]:
-    """`ids`, EOS last, in parts of at most `length` with an EOS each.
+    """Splits `ids`, which end with EOS, into parts of at most `length` ids that each end with EOS.
 
-    Each cut is the last of the best ones in the second half of the room there is: after a sentence, else between
-    words, else between characters, else anywhere. `piece_of` is the text of a subword.
+    Each part ends at the best position in the second half of the allowed length: after a sentence, else between words,
+    else between characters, else anywhere; of equally good positions at the last. `piece_of` returns a subword's text.
     """
-    ids, parts, start, room = list(ids[:-1]), [], 0, max(1, length - 1)
-    while len(ids) - start > room:
-        places = range(start + room, start + room // 2, -1)
-        end = max(places, key=lambda place: _quality(piece_of(ids[place - 1]), piece_of(ids[place])))
+    ids, parts, start, longest = list(ids[:-1]), [], 0, max(1, length - 1)
+    while len(ids) - start > longest:
+        positions = range(start + longest, start + longest // 2, -1)
+        end = max(positions, key=lambda position: _quality(piece_of(ids[position - 1]), piece_of(ids[position])))
         parts.append([*ids[start:end], EOS])
         start = end
     return [*parts, [*ids[start:], EOS]]
 
 
 def _quality(before: str, after: str) -> int:
-    """How good it is to cut between two subwords."""
+    """How good a cut between two subwords is, from 0 to 3."""
     text = before.strip(_SPACE)
     if text.endswith(_FULL_WIDTH_ENDS):
         return 3
@@ -35,5 +35,5 @@ def _quality(before: str, after: str) -> int:
 
 
 def _is_inside_character(piece: str) -> bool:
-    """Whether it is a byte that never begins a character of UTF-8."""
+    """Whether the piece is a UTF-8 continuation byte."""
     return len(piece) == 6 and piece.startswith("<0x") and 0x80 <= int(piece[3:5], 16) < 0xC0

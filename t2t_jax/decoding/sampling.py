@@ -1,4 +1,4 @@
-"""Drawing the next token instead of taking the likeliest."""
+"""Sampling the next token: temperature, top-k and nucleus (top-p) sampling."""
 
 import dataclasses
 
@@ -11,16 +11,16 @@ from t2t_jax.errors import Range
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """From which distribution: p^(1/temperature), of the `top_k` likeliest tokens (0: all), and of those the fewest
-    that together have probability `top_p`. Checks itself."""
+    """The distribution to sample from: p^(1/temperature), restricted to the `top_k` most likely tokens (0: all), and of
+    these to the fewest whose probabilities sum to at least `top_p`. Checks itself."""
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
 
     def __post_init__(self):
-        # Far below these, float32 has no likeliest token any more.
-        Range(1e-3).check("temperature", self.temperature, "for the likeliest use beam_size=1")
+        # Far smaller values overflow or underflow in float32.
+        Range(1e-3).check("temperature", self.temperature, "for the most likely token use beam_size=1")
         Range(0, 2**31 - 1).check("top_k", self.top_k, "0: all tokens")
         Range(1e-6, 1).check("top_p", self.top_p)
 
@@ -28,38 +28,37 @@ class Sampling:
 def sample(
     log_probs: Float[Array, "B W vocab"], sampling: Sampling, seeds: Int[Array, " B"], lengths: Int[Array, " B"]
 ) -> Int[Array, "B W"]:
-    """One token for each hypothesis; a pure function of its log-probabilities, the seed and the position."""
-    kept = keep_likely(log_probs / sampling.temperature, sampling.top_k, sampling.top_p)
+    """One token for each hypothesis: a pure function of the log-probabilities, the sentence's seed and the position."""
+    kept = top_k_top_p_filter(log_probs / sampling.temperature, sampling.top_k, sampling.top_p)
     key = lambda seed, length: jax.random.fold_in(jax.random.key(seed), length)
     return jax.vmap(lambda seed, length, row: jax.random.categorical(key(seed, length), row))(seeds, lengths, kept)
 
 
-def keep_likely(logits: Float[Array, "B W vocab"], top_k: int, top_p: float) -> Float[Array, "B W vocab"]:
-    """−∞ for all but the `top_k` likeliest tokens, and of those all but the fewest whose sum reaches `top_p`."""
+def top_k_top_p_filter(logits: Float[Array, "B W vocab"], top_k: int, top_p: float) -> Float[Array, "B W vocab"]:
+    """Keeps the `top_k` most likely tokens (0: all), and of these the nucleus of `top_p`; others become −∞."""
     if 0 < top_k < logits.shape[-1]:
         smallest = jax.lax.optimization_barrier(jax.lax.top_k(logits, top_k))[0].min(axis=-1, keepdims=True)
         logits = jnp.where(logits >= smallest, logits, -jnp.inf)
     if top_p < 1:
-        logits = jnp.where(logits >= _nucleus(logits, top_p), logits, -jnp.inf)
+        logits = jnp.where(logits >= _nucleus_threshold(logits, top_p), logits, -jnp.inf)
     return logits
 
 
-def _nucleus(logits: Float[Array, "B W vocab"], top_p: float) -> Float[Array, "B W 1"]:
-    """The largest value such that the tokens of at least it have probability `top_p`.
+def _nucleus_threshold(logits: Float[Array, "B W vocab"], top_p: float) -> Float[Array, "B W 1"]:
+    """The logit of the least likely token in the nucleus: the fewest tokens whose probabilities sum to `top_p`.
 
-    Found by halving the interval of log-probabilities, as sorting the vocabulary is slow; 50 halvings leave less
-    than the spacing of float32.
+    Found by bisection on the log-probability, because sorting the vocabulary is slow. 50 halvings narrow the interval
+    to less than the spacing of float32 numbers.
     """
     log_probs = jax.nn.log_softmax(logits)
     highest = log_probs.max(axis=-1, keepdims=True)
 
     def halve(_, interval):
-        low, high = interval  # enough above `low`, too little above `high`
+        low, high = interval  # tokens above `low` have enough probability, those above `high` too little
         middle = (low + high) / 2
         mass = jnp.where(log_probs >= middle, jnp.exp(log_probs), 0).sum(axis=-1, keepdims=True)
         enough = mass >= top_p
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
 
     low, _ = jax.lax.fori_loop(0, 50, halve, (highest - 100.0, highest + 1e-3))
-    smallest = jnp.where(log_probs >= low, logits, jnp.inf).min(axis=-1, keepdims=True)
-    return smallest
+    return jnp.where(log_probs >= low, logits, jnp.inf).min(axis=-1, keepdims=True)

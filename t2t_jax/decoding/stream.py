@@ -1,4 +1,4 @@
-"""§6.1: translating text that arrives on a stream, in order, with bounded memory."""
+"""§6.1: translates a stream line by line, in order, with bounded memory."""
 
 import collections
 import contextlib
@@ -15,9 +15,10 @@ from t2t_jax.files import open_text, read_lines
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 
-_WINDOW = 4096  # lines read, sorted by length and translated together
-_CHARACTERS = 1 << 24  # read ahead, or one line
-_ESCAPED = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}  # line ends that JSON does not escape
+_WINDOW_LINES = 4096  # at most; a window of lines is translated together
+_READ_AHEAD_CHARACTERS = 1 << 24  # no more is read while so many wait to be translated
+# Unicode line ends that json.dumps leaves as they are, though many readers split lines at them.
+_ESCAPED_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
 
 def translate_run(
@@ -32,7 +33,10 @@ def translate_run(
     seed: int,
     **options: Any,
 ) -> None:
-    """`translate_stream` with a run's translator, or an ensemble's, and the first run's options where they are None."""
+    """`translate_stream` with the translator of a run, or of an ensemble of runs.
+
+    Options that are None take the value in the config of the (first) run.
+    """
     options = RunFolder.open(workdir.split(",")[0]).decode_options(**options)
     check_options(**options)
     with open_text("target_prefix", target_prefix) if target_prefix else contextlib.nullcontext() as file:
@@ -51,20 +55,22 @@ def translate_stream(
     prefixes: Iterable[str] | None = None,
     **options: Any,
 ) -> None:
-    """Writes one line for each line of `source`, in order, and shows on standard error how far it is.
+    """Writes one line for each line of `source`, in order, with a progress bar on standard error.
 
-    `prefixes` has the beginning of each translation; `options` are those of `Translator.translate`.
+    `prefixes` are the forced beginnings of the translations; `options` are those of `Translator.translate`.
     """
     write = {"text": _text, "jsonl": _json}[choice("output_format", output_format, ["text", "jsonl"])]
     pairs = _with_prefixes(read_lines(source, "standard input"), prefixes)
-    with progress_bar(unit=" lines", disable=source.isatty()) as bar:  # not where a person types them
-        number = 1
-        for window in _Arrived(pairs).windows():
+    with progress_bar(unit=" lines", disable=source.isatty()) as bar:  # not where a person types
+        first_line = 1
+        for window in _ReadAhead(pairs).windows():
             lines = [line for line, _ in window]
-            begun = [prefix for _, prefix in window] if prefixes is not None else None
-            found = translator.translate(lines, prefixes=begun, on_progress=bar.update, first_line=number, **options)
-            number += len(lines)
-            for line, hypotheses in zip(lines, found, strict=True):
+            starts = [prefix for _, prefix in window] if prefixes is not None else None
+            translations = translator.translate(
+                lines, prefixes=starts, on_progress=bar.update, first_line=first_line, **options
+            )
+            first_line += len(lines)
+            for line, hypotheses in zip(lines, translations, strict=True):
                 output.write(write(line, hypotheses) + "\n")
             output.flush()
 
@@ -75,7 +81,8 @@ def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iter
         prefix = next(prefixes, None)
         if prefix is None:
             raise InputError(
-                f"--target_prefix has {number - 1} lines, standard input more; give each line one, which may be empty"
+                f"--target_prefix has {number - 1} lines, standard input more lines; "
+                "give each line a prefix, which may be empty"
             )
         yield line, prefix
 
@@ -87,11 +94,11 @@ def _text(line: str, hypotheses: list[Hypothesis]) -> str:
 
 def _json(line: str, hypotheses: list[Hypothesis]) -> str:
     answer = {"source": line, "hypotheses": [dataclasses.asdict(h) for h in hypotheses]}
-    return json.dumps(answer, ensure_ascii=False).translate(_ESCAPED)
+    return json.dumps(answer, ensure_ascii=False).translate(_ESCAPED_LINE_ENDS)
 
 
-class _Arrived:
-    """Lines that a thread reads ahead: a bounded number, with a bounded number of characters."""
+class _ReadAhead:
+    """A bounded queue of lines, filled by a reader thread: bounded in lines and in characters."""
 
     def __init__(self, lines: Iterable[Any]):
         self._lines = collections.deque()
@@ -104,18 +111,21 @@ class _Arrived:
         try:
             for line in lines:
                 with self._changed:
-                    self._changed.wait_for(lambda: len(self._lines) < 2 * _WINDOW and self._characters < _CHARACTERS)
+                    self._changed.wait_for(self._has_capacity)
                     self._lines.append(line)
                     self._characters += _size(line)
                     self._changed.notify_all()
-        except Exception as reason:  # raised again where the windows are consumed
+        except Exception as reason:  # raised again by `windows`
             error = reason
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
+    def _has_capacity(self) -> bool:
+        return len(self._lines) < 2 * _WINDOW_LINES and self._characters < _READ_AHEAD_CHARACTERS
+
     def windows(self) -> Iterator[list[Any]]:
-        """Whatever has arrived, at least a line and at most `_WINDOW`: a lone line never waits for more."""
+        """The lines read so far, from one to `_WINDOW_LINES` at a time: a line never waits for the next one."""
         while window := self._take():
             yield window
         if self._error:
@@ -124,7 +134,7 @@ class _Arrived:
     def _take(self) -> list[Any]:
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ended)
-            window = [self._lines.popleft() for _ in range(min(_WINDOW, len(self._lines)))]
+            window = [self._lines.popleft() for _ in range(min(_WINDOW_LINES, len(self._lines)))]
             self._characters -= sum(map(_size, window))
             self._changed.notify_all()
             return window

@@ -20,7 +20,7 @@ from t2t_jax.data.task import TASKS, Task, Vocabularies
 from t2t_jax.data.tokenizer import longest_whole
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
 from t2t_jax.decoding.long_sentences import cut
-from t2t_jax.decoding.pool import Models, Request, average_probabilities, pad, rows_of, search_all, width_of
+from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, bucket_length, bucket_rows, pad, search_all
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.files import read_text
@@ -60,7 +60,7 @@ class Translator:
 
     def __init__(
         self,
-        models: Models,
+        ensemble: Ensemble,
         vocabularies: Vocabularies,
         *,
         max_length: int,
@@ -70,8 +70,8 @@ class Translator:
         self.vocabularies, self.task = vocabularies, task
         self._max_length = max_length
         self.mesh = mesh or sharding.make_mesh()
-        params = tuple(_as_computed(*pair) for pair in zip(*models, strict=True))
-        self.models = Models(models.modules, jax.device_put(params, sharding.replicated(self.mesh)))
+        params = tuple(_as_computed(*pair) for pair in zip(*ensemble, strict=True))
+        self.ensemble = Ensemble(ensemble.modules, jax.device_put(params, sharding.replicated(self.mesh)))
 
     def translate(
         self,
@@ -106,7 +106,7 @@ class Translator:
         found_parts = [[None] * len(ids) for ids in parts]
         missing = [len(ids) for ids in parts]
         on_progress(missing.count(0))
-        for request, found in search_all(self.models, requests, search, self.mesh):
+        for request, found in search_all(self.ensemble, requests, search, self.mesh):
             index, number = owners[request]
             found_parts[index][number] = self._hypotheses(found)
             missing[index] -= 1
@@ -179,7 +179,7 @@ class Translator:
                 name: pad([side[i] for i in indices], rows, width)
                 for name, side in (("inputs", sources), ("targets", targets))
             }
-            found = np.asarray(_token_log_probs(*self.models, **sharding.put_rows(arrays, self.mesh)))
+            found = np.asarray(_token_log_probs(*self.ensemble, **sharding.put_rows(arrays, self.mesh)))
             for row, index in enumerate(indices):
                 values = [float(x) for x in found[row, : len(targets[index])]]
                 scores[index] = Score(sum(values), values, len(values))
@@ -254,8 +254,8 @@ def translator_of(members: Sequence[TrainedModel], dtype: str) -> Translator:
     computed = jnp.dtype(choice("dtype", dtype, ["float32", "bfloat16"]))
     modules = tuple(dataclasses.replace(member.model, dtype=computed) for member in members)
     max_length = min(member.run.config["data"]["max_length"] for member in members)
-    models = Models(modules, tuple(member.params for member in members))
-    return Translator(models, members[0].vocabularies, max_length=max_length, task=members[0].task)
+    ensemble = Ensemble(modules, tuple(member.params for member in members))
+    return Translator(ensemble, members[0].vocabularies, max_length=max_length, task=members[0].task)
 
 
 def _as_computed(module: Transformer, params: Any) -> Any:
@@ -279,9 +279,9 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
     """(indices, width, rows) of batches of similar lengths, longest first, in the shapes of the search."""
     by_width = collections.defaultdict(list)
     for index, length in enumerate(lengths):
-        by_width[width_of(length)].append(index)
+        by_width[bucket_length(length)].append(index)
     for width, members in sorted(by_width.items(), reverse=True):
-        rows = rows_of(width, len(members), mesh)
+        rows = bucket_rows(width, len(members), mesh)
         for start in range(0, len(members), rows):
             yield members[start : start + rows], width, rows
 

@@ -16,7 +16,7 @@ from t2t_jax.data.batching import Batches
 from t2t_jax.data.preparation import open_store
 from t2t_jax.data.task import Task, task_of
 from t2t_jax.data.token_store import TokenStore
-from t2t_jax.decoding.pool import Models
+from t2t_jax.decoding.pool import Ensemble
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer, TransformerConfig
@@ -87,9 +87,9 @@ def make_translator(experiment: Experiment, params: Any) -> Translator:
     """What `t2t_jax.load` would return for a checkpoint with these parameters, on the devices of this process."""
     config, store, mesh = experiment.config, experiment.store, experiment.mesh
     module = Transformer(experiment.model.config, jnp.dtype(config.evaluate.dtype))
-    models = Models((module,), (sharding.gather_arrays(params, mesh),))
+    ensemble = Ensemble((module,), (sharding.gather_arrays(params, mesh),))
     return Translator(
-        models,
+        ensemble,
         store.vocabularies,
         max_length=config.data.max_length,
         task=experiment.task,

@@ -1,4 +1,4 @@
-"""Search over toy worlds whose answers can be found by hand or by trying everything."""
+"""Searches of Markov chains whose results can be found by hand or by trying all sequences."""
 
 import dataclasses
 import functools
@@ -12,30 +12,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.decoding import beam_search as beam_search_module
+from t2t_jax.decoding import top_k
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search, length_penalty
 from t2t_jax.decoding.constraints import Constraint, no_repeated_ngram
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.errors import InputError
 
 EOS = 1
-EVERYTHING = lambda log_probs, tokens, lengths: log_probs
-MORE_3 = lambda log_probs, tokens, lengths: log_probs.at[..., 3].add(5.0)
+NO_CHANGE = lambda log_probs, tokens, lengths: log_probs
+FAVOUR_3 = lambda log_probs, tokens, lengths: log_probs.at[..., 3].add(5.0)
 
 
 @functools.partial(jax.jit, static_argnames=("options", "max_steps"))
 def search_chains(log_probs, limits, options, **arguments):
     def step(tokens, positions, cache):
         rows = jnp.arange(len(tokens))
-        now = log_probs[rows, positions % log_probs.shape[1]]  # [B, last token, next token]
-        return jnp.take_along_axis(now, tokens[..., None], axis=1), cache
+        transitions = log_probs[rows, positions % log_probs.shape[1]]  # [B, last token, next token]
+        return jnp.take_along_axis(transitions, tokens[..., None], axis=1), cache
 
     return beam_search(step, (), limits, options, **arguments)
 
 
 def search(log_probs, limits, max_steps=None, prefixes=None, seeds=None, **options):
-    """Searches a Markov chain for each sentence, `log_probs[b, last token, next token]`; 0 starts.
+    """Searches a Markov chain for each sentence, `log_probs[b, last token, next token]`; token 0 is the start.
 
-    With an axis more, `log_probs[b, position, last token, next token]`, the chain changes as it goes.
+    With one more axis, `log_probs[b, position, last token, next token]`, transitions depend on the position.
     """
     options = SearchOptions(**{"beam_size": 2} | options)
     arrays = {"prefixes": prefixes, "seeds": seeds}
@@ -74,8 +75,8 @@ def exhaustive(log_probs, limit, alpha):
 
 def test_a_chain_whose_best_path_greedy_search_misses():
     """
-    start ─ .6 → a ─ .4 → end        a, end = .24; a's other ways lead on and on
-          └ .4 → b ─ .9 → end        b, end = .36: the best, though b is less likely at first
+    start ─ .6 → a ─ .4 → end        P(a, end) = .24, and what else follows a is less likely
+          └ .4 → b ─ .9 → end        P(b, end) = .36: the best, though b is less likely than a
     """
     end, a, b = EOS, 2, 3
     p = np.full((4, 4), 1e-9)
@@ -96,7 +97,7 @@ def test_length_penalty_is_its_formula():
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_wide_beam_is_exhaustive_search(seed, alpha):
-    """With room for every prefix, the whole n-best list is the true one. EOS counts in |Y|."""
+    """With a beam for every prefix, the n-best list is the true one. EOS counts in |Y|."""
     log_probs = random_chains(seed)
     expected = exhaustive(log_probs[0], 4, alpha)
     found = listed(search(log_probs, [4], beam_size=27, alpha=alpha, n_best=8))
@@ -107,9 +108,9 @@ def test_a_wide_beam_is_exhaustive_search(seed, alpha):
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.data())
 @settings(max_examples=60)
 def test_stopping_early_never_changes_the_n_best(seed, beam_size, alpha, data):
-    """`max_steps` beyond the limit is never used: the same search without the early stop is written out below.
+    """The result equals that of `search_to_the_limit`, which never stops early.
 
-    The chain changes with the position: otherwise sequences of the same steps in another order are ties.
+    Transitions depend on the position: otherwise sequences with the same transitions in another order would be ties.
     """
     n_best = data.draw(st.integers(1, beam_size))
     log_probs = random_chains(seed, 3, 9, vocab=5)
@@ -123,41 +124,41 @@ def test_stopping_early_never_changes_the_n_best(seed, beam_size, alpha, data):
 
 
 def search_to_the_limit(log_probs, limit, beam_size, alpha, bonus=lambda tokens, token: 0.0):
-    """Beam search in plain Python, always to the limit, keeping every finished hypothesis."""
-    width = 2 * beam_size if beam_size > 1 else 1
+    """Beam search in plain Python that always runs to the limit and keeps every finished hypothesis."""
+    count = 2 * beam_size if beam_size > 1 else 1
     alive, finished = [((), 0.0)], []
     penalty = lambda tokens: ((5 + len(tokens)) / 6) ** alpha
     for _ in range(limit):
-        grown = [
+        extended = [
             ((*tokens, token), total + log_probs[len(tokens), (0, *tokens)[-1], token] + bonus(tokens, token))
             for tokens, total in alive for token in range(log_probs.shape[-1])
         ]  # fmt: skip
-        grown = sorted(grown, key=lambda item: -item[1])[:width]
-        finished += [(tokens, total / penalty(tokens)) for tokens, total in grown if tokens[-1] == EOS]
-        alive = [item for item in grown if item[0][-1] != EOS][:beam_size]
+        extended = sorted(extended, key=lambda item: -item[1])[:count]
+        finished += [(tokens, total / penalty(tokens)) for tokens, total in extended if tokens[-1] == EOS]
+        alive = [item for item in extended if item[0][-1] != EOS][:beam_size]
     if not finished:
         finished = [(tokens, total / penalty(tokens)) for tokens, total in alive]
     return sorted(finished, key=lambda item: -item[1])
 
 
-BONUSES = {  # [position, last token, next token] → where a bonus, or a penalty, falls
-    "of a token": lambda at, last, token: token == 3,
-    "of a position": lambda at, last, token: at >= 2,
-    "of a pair": lambda at, last, token: (last + token) % 3 == 0,
-    "of everything": lambda at, last, token: at >= 0,
-    "of the end": lambda at, last, token: token == EOS,
+BONUSES = {  # (position, last token, next token) → whether there is a bonus, or a penalty
+    "for a token": lambda position, last, token: token == 3,
+    "from a position on": lambda position, last, token: position >= 2,
+    "for a bigram": lambda position, last, token: (last + token) % 3 == 0,
+    "always": lambda position, last, token: position >= 0,
+    "for EOS": lambda position, last, token: token == EOS,
 }
 
 
 @functools.partial(jax.jit, static_argnames=("declared", "options", "max_steps"))
 def search_with_bonuses(log_probs, bonuses, once, limits, declared, options, max_steps):
-    """A search in which bonuses[position, last token, next token] are given, those `once` until token 3 is said."""
+    """A search with bonuses[position, last token, next token]; with `once` only until a hypothesis contains token 3."""
 
     def add(log_probs, tokens, lengths):
         rows, last = jnp.arange(len(tokens)), jnp.maximum(lengths - 1, 0)
         last = jnp.where((lengths > 0)[:, None], tokens[rows, :, last], 0)  # [B, W]
-        said = (tokens == 3).any(axis=2)
-        return log_probs + jnp.where((once & said)[..., None], 0.0, bonuses[lengths[:, None], last])
+        has_3 = (tokens == 3).any(axis=2)
+        return log_probs + jnp.where((once & has_3)[..., None], 0.0, bonuses[lengths[:, None], last])
 
     def step(tokens, positions, cache):
         rows = jnp.arange(len(tokens))
@@ -178,11 +179,11 @@ def search_with_bonuses(log_probs, bonuses, once, limits, declared, options, max
     st.booleans(),
 )
 @settings(max_examples=60)
-def test_with_bonuses_too_stopping_early_never_changes_the_n_best(seed, form, once, largest, alpha, beams, known):
+def test_stopping_early_never_changes_the_n_best_with_bonuses_either(seed, form, once, largest, alpha, beams, known):
     beam_size, n_best = beams
     log_probs, limits = random_chains(seed, 3, 9, vocab=5), np.array([3, 9, 6])
-    falls = BONUSES[form](*np.indices((9, 5, 5)))
-    bonuses = np.where(falls, np.random.default_rng(seed).uniform(-largest - 1, 2 * largest, (9, 5, 5)), 0)
+    has_bonus = BONUSES[form](*np.indices((9, 5, 5)))
+    bonuses = np.where(has_bonus, np.random.default_rng(seed).uniform(-largest - 1, 2 * largest, (9, 5, 5)), 0)
     bonuses = np.minimum(bonuses, largest)
     declared = largest if known else None
     options = SearchOptions(beam_size=beam_size, alpha=alpha, n_best=n_best)
@@ -197,17 +198,17 @@ def test_with_bonuses_too_stopping_early_never_changes_the_n_best(seed, form, on
         np.testing.assert_allclose([s for _, s in got], [s for _, s in expected], rtol=1e-4, atol=1e-5)
 
 
-def test_no_ending_scores_above_the_bound():
-    """For hypotheses of 3 tokens of at most 9, with and without a bonus: certain tokens, each with all of it."""
-    ranks = jnp.array([-40.0, -6.0, -0.1, 0.0, 2.0, -jnp.inf])
+def test_no_continuation_scores_above_the_upper_bound():
+    """Hypotheses of 3 tokens grow to at most 9; each new token has probability 1 and the largest bonus."""
+    log_probs = jnp.array([-40.0, -6.0, -0.1, 0.0, 2.0, -jnp.inf])
     for bonus, alpha in itertools.product((0.0, 0.5, 3.0), (0.0, 0.6, 2.0)):
-        options = SearchOptions(alpha=alpha, constraint=Constraint(EVERYTHING, largest_bonus=bonus))
+        options = SearchOptions(alpha=alpha, constraint=Constraint(NO_CHANGE, largest_bonus=bonus))
         lengths, limits = jnp.full(6, 3), jnp.full(6, 9)
-        bound = beam_search_module._upper_bound(ranks, lengths, limits, options)
+        bound = beam_search_module._upper_bound(log_probs, lengths, limits, options)
         for more in range(1, 7):
-            assert (bound >= (ranks + more * bonus) / length_penalty(lengths + more, alpha)).all()
-    unknown = SearchOptions(constraint=EVERYTHING)
-    bound = beam_search_module._upper_bound(ranks, lengths, limits, unknown)
+            assert (bound >= (log_probs + more * bonus) / length_penalty(lengths + more, alpha)).all()
+    unknown = SearchOptions(constraint=NO_CHANGE)
+    bound = beam_search_module._upper_bound(log_probs, lengths, limits, unknown)
     np.testing.assert_array_equal(bound, [np.inf] * 5 + [-np.inf])
 
 
@@ -215,30 +216,30 @@ def test_no_ending_scores_above_the_bound():
     ("constraint", "steps"),
     [
         (None, 2),
-        (EVERYTHING, 9),
-        (Constraint(EVERYTHING, largest_bonus=0.0), 2),
-        (Constraint(EVERYTHING, largest_bonus=2.0), 3),
-        (Constraint(EVERYTHING, largest_bonus=5.0), 4),
+        (NO_CHANGE, 9),
+        (Constraint(NO_CHANGE, largest_bonus=0.0), 2),
+        (Constraint(NO_CHANGE, largest_bonus=2.0), 3),
+        (Constraint(NO_CHANGE, largest_bonus=5.0), 4),
         (no_repeated_ngram(3), 2),
     ],
 )
 def test_a_search_stops_early_where_the_bonus_is_known(constraint, steps):
-    """All but certain: 2, then EOS. What could still come is worth less, unless there may be a bonus."""
+    """2, then EOS are almost certain. Nothing else can score higher, unless there may be a bonus."""
     p = np.full((4, 4), 1e-4)
     p[:, 0], p[0, 2], p[2:, EOS] = 1e-30, 1.0, 1.0
     log_probs = jnp.log(jnp.asarray(p, jnp.float32) / p.sum(axis=1, keepdims=True))
     options = SearchOptions(beam_size=2, constraint=constraint)
-    begun = beam_search_module.start(jnp.array([9]), options, 9)
+    initial = beam_search_module.start(jnp.array([9]), options, 9)
     step = lambda tokens, positions, cache: (log_probs[tokens], cache)
     take = functools.partial(beam_search_module.advance, step, beam_search_module.gather_hypotheses)
-    ended, _ = jax.jit(lambda search: take(search, (), options, max_steps=20, min_running=1))(begun)
+    ended, _ = jax.jit(lambda search: take(search, (), options, max_steps=20, min_running=1))(initial)
     assert ended.lengths.tolist() == [steps]
     assert listed(jax.tree.map(np.asarray, beam_search_module.results(ended, options)))[0][0] == (2, EOS)
 
 
 @given(st.integers(0, 10**6))
 @settings(max_examples=30)
-def test_beam_1_is_greedy(seed):
+def test_beam_size_1_is_greedy_search(seed):
     log_probs = random_chains(seed, vocab=6)
     found = search(log_probs, [12], beam_size=1)
     tokens, last = [], 0
@@ -249,7 +250,7 @@ def test_beam_1_is_greedy(seed):
     assert found.finished[0, 0] == (last == EOS)
 
 
-def test_batch_of_sentences_equals_each_alone():
+def test_a_batch_gives_the_results_of_each_sentence_alone():
     log_probs = random_chains(3, 4, vocab=6)
     limits = np.array([2, 11, 5, 8])
     together = search(log_probs, limits, beam_size=3, n_best=3, max_steps=20)
@@ -258,7 +259,7 @@ def test_batch_of_sentences_equals_each_alone():
         assert listed(together, b) == listed(alone)
 
 
-def test_n_best_is_sorted_distinct_and_starts_with_the_1_best():
+def test_the_n_best_are_sorted_and_distinct_and_begin_with_the_1_best():
     lengths = []
     for seed in range(10):
         log_probs = random_chains(seed, vocab=6)
@@ -283,9 +284,9 @@ def test_log_probs_are_the_sum_of_token_log_probs_and_scores_follow_from_them():
         assert found.tokens[b, w, length - 1] == EOS and not found.tokens[b, w, length:].any()
 
 
-def test_nothing_finished_returns_the_alive_ones_whole_and_says_so():
+def test_if_nothing_finishes_the_alive_hypotheses_are_returned_as_unfinished():
     p = np.full((8, 8), 1e-20)
-    p[:, EOS] = 1e-30  # never among the 2·W likeliest
+    p[:, EOS] = 1e-30  # never among the 2·W most likely
     p[:, 2], p[:, 3] = 0.7, 0.3
     found = search(np.log(p)[None].repeat(2, 0), [3, 5], beam_size=2, n_best=2, alpha=0.6)
     assert not found.finished.any()
@@ -301,13 +302,13 @@ def test_the_last_token_within_the_limit_may_be_eos():
     assert listed(found)[0][0] == (2, 3, EOS) and found.finished[0, 0]
 
 
-def test_rows_that_only_fill_the_batch_change_nothing():
-    """Their limit is 0."""
+def test_unused_rows_change_nothing():
+    """Their length limit is 0."""
     log_probs = random_chains(0, 2)
     assert listed(search(log_probs, [0, 4]), 1) == listed(search(log_probs[1:], [4]))
 
 
-def test_min_length_is_the_best_of_the_long_enough():
+def test_with_min_length_the_results_are_the_best_that_are_long_enough():
     for seed in range(6):
         log_probs = random_chains(seed)
         expected = [found for found in exhaustive(log_probs[0], 4, 0.6) if len(found[0]) >= 3]
@@ -315,7 +316,7 @@ def test_min_length_is_the_best_of_the_long_enough():
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:4]]
 
 
-def test_a_prefix_gives_the_best_of_what_begins_so_with_its_own_probability():
+def test_with_a_prefix_the_results_are_the_best_that_begin_with_it():
     for seed in range(4):
         log_probs = random_chains(seed)
         expected = [found for found in exhaustive(log_probs[0], 4, 0.6) if found[0][:2] == (3, 2)]
@@ -324,7 +325,7 @@ def test_a_prefix_gives_the_best_of_what_begins_so_with_its_own_probability():
         np.testing.assert_allclose([s for _, s in found], [s for _, s in expected[:3]], rtol=1e-5)
 
 
-def test_without_repeats_the_best_of_what_repeats_nothing():
+def test_with_n_gram_blocking_the_results_are_the_best_without_repeats():
     for seed in range(4):
         log_probs = random_chains(seed)
         repeats = lambda tokens: len(set(itertools.pairwise(tokens))) < len(tokens) - 1
@@ -333,7 +334,7 @@ def test_without_repeats_the_best_of_what_repeats_nothing():
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:5]]
 
 
-def test_a_function_of_your_own_forbids_and_rewards():
+def test_a_logits_processor_forbids_and_rewards():
     log_probs = random_chains(1)
     never_2 = lambda log_probs, tokens, lengths: log_probs.at[..., 2].set(-jnp.inf)
     found = listed(search(log_probs, [4], beam_size=27, n_best=4, constraint=never_2))
@@ -341,14 +342,14 @@ def test_a_function_of_your_own_forbids_and_rewards():
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:4]]
     bonus = np.where(np.arange(4) == 3, 5.0, 0.0)
     expected = exhaustive(log_probs[0] + bonus, 4, 0.6)
-    for constraint in (MORE_3, Constraint(MORE_3, largest_bonus=5.0)):
+    for constraint in (FAVOUR_3, Constraint(FAVOUR_3, largest_bonus=5.0)):
         found = listed(search(log_probs, [4], beam_size=27, n_best=4, constraint=constraint))
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:4]]
 
 
-@pytest.mark.parametrize("constraint", [MORE_3, Constraint(MORE_3, largest_bonus=5.0)])
-def test_a_bonus_to_come_is_waited_for(constraint):
-    """An end at once is likely; 2, 3, end is not, but has a bonus of 5 that only its second step brings."""
+@pytest.mark.parametrize("constraint", [FAVOUR_3, Constraint(FAVOUR_3, largest_bonus=5.0)])
+def test_the_search_goes_on_while_a_bonus_can_still_win(constraint):
+    """EOS at once is likely; 2, 3, EOS is unlikely, but its second step has a bonus of 5."""
     p = np.full((4, 4), 1e-9)
     p[0, EOS], p[0, 2] = 0.9, 0.1
     p[2, EOS] = p[2, 3] = 0.5
@@ -358,7 +359,7 @@ def test_a_bonus_to_come_is_waited_for(constraint):
     np.testing.assert_allclose(found[0][1], (np.log(0.1 * 0.5) + 5) / (8 / 6) ** 0.6, rtol=1e-4)
 
 
-def test_groups_without_diversity_are_the_same_search_again_and_with_it_they_differ():
+def test_groups_repeat_the_same_search_without_diversity_and_differ_with_it():
     log_probs = random_chains(5, vocab=8, sharpness=0.7)
     alone = listed(search(log_probs, [6], beam_size=2, n_best=1))
     same = listed(search(log_probs, [6], beam_size=6, groups=3, n_best=3, diversity=0.0))
@@ -372,8 +373,8 @@ def test_groups_without_diversity_are_the_same_search_again_and_with_it_they_dif
     assert len(set(first_tokens)) == 3, "a penalty of 4 is more than any difference between these probabilities"
 
 
-def test_samples_follow_the_chain():
-    """Frequencies of whole sentences are their probabilities; one that reaches the limit is whole and unfinished."""
+def test_frequencies_of_samples_are_the_probabilities_of_the_chain():
+    """A sample that reaches the length limit is unfinished and has as many tokens as the limit."""
     log_probs = random_chains(2, sharpness=0.5)
     found = search(np.repeat(log_probs, 100, axis=0), [3] * 100, seeds=np.arange(100), sampling=Sampling(), n_best=40)
     assert np.isfinite(found.scores).all() and (np.diff(found.scores, axis=1) <= 0).all()
@@ -387,20 +388,18 @@ def test_samples_follow_the_chain():
 
 
 @pytest.mark.parametrize(("vocab", "chunks"), [(32000, 250), (6256, 46), (997 * 11, None), (40, None)])
-def test_top_tokens_are_those_of_a_sort_ties_in_order(vocab, chunks):
-    """With and without a divisor near 128, and small enough to sort at once."""
-    assert chunks is None or vocab == chunks * beam_search_module._chunk_size(vocab)
+def test_top_tokens_are_those_of_a_stable_sort(vocab, chunks):
+    """With and without a divisor near 128, and with a vocabulary small enough to be sorted whole."""
+    assert chunks is None or vocab == chunks * top_k.chunk_size(vocab)
     values = np.random.default_rng(0).integers(0, 50, (2, 3, vocab)).astype(np.float32)
-    found, tokens = jax.jit(beam_search_module._top_tokens, static_argnums=1)(
-        jnp.moveaxis(jnp.asarray(values), -1, 0), 8
-    )
+    found, tokens = jax.jit(top_k.top_tokens, static_argnums=1)(jnp.moveaxis(jnp.asarray(values), -1, 0), 8)
     expected = np.argsort(-values, axis=-1, kind="stable")[..., :8]
     np.testing.assert_array_equal(tokens, expected)
     np.testing.assert_array_equal(found, np.take_along_axis(values, expected, axis=-1))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"beam_size": 0}, "beam_size must be at least 1 and at most 256; got 0"),
         ({"n_best": 5}, "n_best must be between 1 and beam_size=4; got 5"),
@@ -412,6 +411,6 @@ def test_top_tokens_are_those_of_a_sort_ties_in_order(vocab, chunks):
         ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0 and at most 100; got -1"),
     ],
 )
-def test_impossible_options_are_refused(options, said):
-    with pytest.raises(InputError, match=said):
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
         SearchOptions(**options)

@@ -1,51 +1,48 @@
 import jax.numpy as jnp
 import numpy as np
 
-from t2t_jax.decoding.constraints import at_least, force_prefix, no_repeated_ngram
+from t2t_jax.decoding.constraints import forbid_early_eos, force_prefix, no_repeated_ngram
 
-EVERYTHING = jnp.zeros((2, 2, 9))
+ALL = set(range(9))
 
 
 def allowed(constraint, tokens, lengths):
-    """The tokens allowed next, for each sentence and hypothesis."""
+    """The tokens allowed next, as a set for each sentence and hypothesis."""
     tokens = jnp.asarray(tokens)
     found = np.asarray(constraint(jnp.zeros((*tokens.shape[:2], 9)), tokens, jnp.asarray(lengths)))
     assert set(np.unique(found)) <= {0.0, -np.inf}
     return [[set(np.flatnonzero(row == 0)) for row in rows] for rows in found]
 
 
-ALL = set(range(9))
-
-
-def test_no_end_before_the_least_length():
+def test_eos_is_forbidden_before_the_minimum_length():
     tokens = np.zeros((2, 1, 4), int)
-    assert allowed(at_least(3, eos=1), tokens, [1, 2]) == [[ALL - {1}], [ALL]]
+    assert allowed(forbid_early_eos(3, eos=1), tokens, [1, 2]) == [[ALL - {1}], [ALL]]
 
 
-def test_a_prefix_is_forced_token_by_token_and_then_forgotten():
+def test_a_prefix_is_forced_token_by_token_and_then_every_token_is_allowed():
     tokens, constraint = np.zeros((3, 1, 4), int), force_prefix(jnp.array([[5, 6], [7, 0], [0, 0]]))
     assert allowed(constraint, tokens, [0, 0, 0]) == [[{5}], [{7}], [ALL]]
     assert allowed(constraint, tokens, [1, 1, 1]) == [[{6}], [ALL], [ALL]]
     assert allowed(constraint, tokens, [2, 2, 2]) == [[ALL], [ALL], [ALL]]
 
 
-def test_no_ngram_twice_by_hand():
-    """3 4 5 3 4 → a second 3 4 5 is forbidden; and nothing beyond the length counts."""
+def test_repeated_n_grams_are_blocked():
+    """3 4 5 3 4 → 5 is forbidden, as it would repeat 3 4 5; tokens beyond the length are ignored."""
     tokens = [[[3, 4, 5, 3, 4, 0, 0], [3, 4, 5, 3, 4, 0, 0]], [[2, 2, 2, 8, 8, 8, 8], [6, 2, 7, 8, 8, 8, 8]]]
     assert allowed(no_repeated_ngram(3), tokens, [5, 3]) == [[ALL - {5}, ALL - {5}], [ALL - {2}, ALL]]
     assert allowed(no_repeated_ngram(2), tokens, [5, 3]) == [[ALL - {5}, ALL - {5}], [ALL - {2}, ALL]]
     assert allowed(no_repeated_ngram(1), tokens, [2, 3]) == [[ALL - {3, 4}] * 2, [ALL - {2}, ALL - {6, 2, 7}]]
 
 
-def test_no_ngram_twice_as_plain_python_says():
+def test_n_gram_blocking_equals_plain_python():
     rng = np.random.default_rng(0)
     for n in (1, 2, 3, 4):
         tokens, lengths = rng.integers(2, 5, (6, 3, 12)), rng.integers(0, 12, 6)
         found = allowed(no_repeated_ngram(n), tokens, lengths)
         for b, length in enumerate(lengths):
             for w in range(3):
-                said = tokens[b, w, :length].tolist()
-                seen = {tuple(said[i : i + n]) for i in range(len(said) - n + 1)}
-                tail = said[len(said) - n + 1 :] if n > 1 else []
+                hypothesis = tokens[b, w, :length].tolist()
+                seen = {tuple(hypothesis[i : i + n]) for i in range(len(hypothesis) - n + 1)}
+                tail = hypothesis[len(hypothesis) - n + 1 :] if n > 1 else []
                 expected = {t for t in ALL if len(tail) < n - 1 or (*tail, t) not in seen}
                 assert found[b][w] == expected

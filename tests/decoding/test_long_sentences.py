@@ -1,4 +1,4 @@
-"""A line of any length costs bounded memory, and no other line its place."""
+"""A line of any length needs bounded memory and does not change the other lines."""
 
 import dataclasses
 import io
@@ -22,14 +22,14 @@ ONE, TWO, STOP, X, EURO, CHINESE_STOP = 1, 2, 3, 4, [5, 6, 7], 8
 
 
 def cut_at(ids, length):
-    """The parts without their EOS, each of which is checked."""
+    """The parts without their EOS; checks that each has one."""
     parts = cut([*ids, EOS], PIECES.__getitem__, length)
     assert all(part[-1] == EOS for part in parts)
     return [part[:-1] for part in parts]
 
 
 @given(st.lists(st.integers(1, len(PIECES) - 1)), st.integers(2, 40))
-def test_the_parts_are_the_sentence_and_none_is_too_long(ids, length):
+def test_the_parts_join_to_the_sentence_and_none_is_too_long(ids, length):
     parts = cut_at(ids, length)
     assert [i for part in parts for i in part] == ids
     assert all(len(part) < length for part in parts) and all(parts[:-1])
@@ -44,23 +44,23 @@ def test_cuts_are_after_sentences_else_between_words_else_between_characters():
 
 
 @pytest.fixture
-def narrow(translator, monkeypatch):
-    """The translator with limits that a short line is beyond: lines of more than 8 subwords in parts of at most 5."""
+def short_limits(translator, monkeypatch):
+    """The translator with short limits: it splits lines of more than 8 subwords into parts of at most 5."""
     monkeypatch.setattr("t2t_jax.decoding.translator.longest_whole", lambda max_length: 8)
-    return Translator(translator.models, translator.tokenizer, max_length=5, mesh=translator.mesh)
+    return Translator(translator.ensemble, translator.vocabularies, max_length=5, mesh=translator.mesh)
 
 
 LONG = "one two three four five six seven eight one two"
 PARTS = ["one two three four", "five six seven eight", "one two"]
 
 
-def test_a_long_line_is_its_parts_and_the_others_are_as_without_it(narrow, caplog):
+def test_a_long_line_is_translated_in_parts_and_changes_no_other_line(short_limits, caplog):
     options = {"n_best": 2, "max_extra_length": 3}
-    before, long, after = narrow.translate(["two two", LONG, "four"], first_line=7, **options)
+    before, long, after = short_limits.translate(["two two", LONG, "four"], first_line=7, **options)
     assert "line 8: 11 subwords are more than are translated at once (8); translated in 3 parts" in caplog.text
-    close(narrow.translate(["two two"], **options)[0], before)
-    close(narrow.translate(["four"], **options)[0], after)
-    parts = narrow.translate(PARTS, **options)
+    close(short_limits.translate(["two two"], **options)[0], before)
+    close(short_limits.translate(["four"], **options)[0], after)
+    parts = short_limits.translate(PARTS, **options)
     close([dataclasses.replace(_join([p[:1] for p in parts], 0.6)[0])], long[:1])
     assert long[0].text == " ".join(part[0].text for part in parts if part[0].text)
     for hypothesis in long:
@@ -70,35 +70,34 @@ def test_a_long_line_is_its_parts_and_the_others_are_as_without_it(narrow, caplo
     assert long == sorted(long, key=lambda h: -h.score)
 
 
-def test_line_n_of_the_output_belongs_to_line_n_of_the_input(narrow, caplog):
+def test_line_n_of_the_output_belongs_to_line_n_of_the_input(short_limits, caplog):
     output = io.StringIO()
-    translate_stream(
-        narrow, io.BytesIO(f"two two\n\n{LONG}\nfour\n".encode()), output, output_format="jsonl", max_extra_length=3
-    )
+    source = io.BytesIO(f"two two\n\n{LONG}\nfour\n".encode())
+    translate_stream(short_limits, source, output, output_format="jsonl", max_extra_length=3)
     answers = [json.loads(line) for line in output.getvalue().splitlines()]
     assert [answer["source"] for answer in answers] == ["two two", "", LONG, "four"]
     assert "line 3: 11 subwords" in caplog.text
 
 
-def test_the_limit_is_that_of_training_or_1024():
+def test_the_limit_is_that_of_training_but_at_least_1024():
     assert longest_whole(256) == longest_whole(1024) == 1024 and longest_whole(4096) == 4096
 
 
-def test_pairs_and_prefixes_beyond_the_limit_are_refused_by_their_line(narrow):
-    for pairs, said in [([("one", "two"), (LONG, "two")], "source, line 2"), ([("one", LONG)], "target, line 1")]:
-        with pytest.raises(InputError, match=f"{said}: 11 subwords, which must be at most 8; split the line"):
-            narrow.score(pairs)
+def test_pairs_and_prefixes_beyond_the_limit_are_refused_by_their_line(short_limits):
+    for pairs, place in [([("one", "two"), (LONG, "two")], "source, line 2"), ([("one", LONG)], "target, line 1")]:
+        with pytest.raises(InputError, match=f"{place}: 11 subwords, which must be at most 8; split the line"):
+            short_limits.score(pairs)
     with pytest.raises(InputError, match="reference, line 2: 11 subwords"):
-        narrow.check_lengths(source=["one", "two"], reference=["one", LONG])
+        short_limits.check_lengths(source=["one", "two"], reference=["one", LONG])
     with pytest.raises(InputError, match="prefix, line 5: 11 subwords"):
-        narrow.translate(["one"], prefixes=[LONG], first_line=5)
+        short_limits.translate(["one"], prefixes=[LONG], first_line=5)
 
 
-def test_a_line_of_a_megabyte_is_cut_before_the_model_sees_it(translator, monkeypatch):
-    """Every request is one that the memory is there for."""
+def test_a_line_of_a_megabyte_is_split_before_the_search(translator, monkeypatch):
+    """No request is longer than the limit, so memory is bounded."""
     seen = []
     monkeypatch.setattr(
-        "t2t_jax.decoding.translator.search_all", lambda models, requests, *_: seen.extend(requests) or iter(())
+        "t2t_jax.decoding.translator.search_all", lambda ensemble, requests, *_: seen.extend(requests) or iter(())
     )
     monkeypatch.setattr("t2t_jax.decoding.translator._join", lambda parts, alpha: [])
     translator.translate(["one " * 250_000, "x" * 100_000])
@@ -107,15 +106,15 @@ def test_a_line_of_a_megabyte_is_cut_before_the_model_sees_it(translator, monkey
 
 def test_a_wide_beam_has_fewer_rows(translator):
     usual = [(16, 4), (64, 4), (1024, 4), (1024, 16)]
-    assert [pool.rows_of(w, 99, translator.mesh, h) for w, h in usual] == [64, 32, 2, 2]
-    widest = SearchOptions(beam_size=256).width
-    assert [pool.rows_of(w, 99, translator.mesh, widest) for w in (16, 64, 1024)] == [8, 2, 1]
+    rows = lambda source_length, beam_width: pool.bucket_rows(source_length, 99, translator.mesh, beam_width)
+    assert [rows(*shape) for shape in usual] == [64, 32, 2, 2]
+    assert [rows(length, SearchOptions(beam_size=256).width) for length in (16, 64, 1024)] == [8, 2, 1]
 
 
-def test_a_beam_wider_than_the_vocabulary_and_a_lone_string_are_refused(translator, monkeypatch):
+def test_a_beam_wider_than_the_vocabulary_and_a_single_string_are_refused(translator, monkeypatch):
     with pytest.raises(InputError, match="beam_size must be at least 1 and at most 256; got 100000"):
         translator.translate(["one"], beam_size=100_000)
-    monkeypatch.setattr(type(translator.tokenizer), "__len__", lambda self: 3)
+    monkeypatch.setattr(type(translator.vocabularies.target), "__len__", lambda self: 3)
     with pytest.raises(InputError, match="beam_size must be at most 3, the size of the vocabulary; got 4"):
         translator.translate(["one"])
     with pytest.raises(InputError, match="must be a list of str"):

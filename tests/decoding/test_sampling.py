@@ -3,30 +3,30 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2t_jax.decoding.sampling import Sampling, keep_likely, sample
+from t2t_jax.decoding.sampling import Sampling, sample, top_k_top_p_filter
 from t2t_jax.errors import InputError
 
 P = np.array([0.4, 0.25, 0.2, 0.1, 0.05])
 
 
 def kept(**options):
-    found = keep_likely(jnp.log(jnp.asarray(P))[None, None], **({"top_k": 0, "top_p": 1.0} | options))[0, 0]
+    found = top_k_top_p_filter(jnp.log(jnp.asarray(P))[None, None], **({"top_k": 0, "top_p": 1.0} | options))[0, 0]
     return set(np.flatnonzero(np.isfinite(found)))
 
 
-def test_the_likeliest_tokens_are_kept_by_number_and_by_probability():
+def test_top_k_keeps_a_number_and_top_p_a_probability_of_the_most_likely_tokens():
     assert kept() == {0, 1, 2, 3, 4}
     assert kept(top_k=2) == {0, 1}
     assert kept(top_p=0.3) == {0}
     assert kept(top_p=0.64) == {0, 1} and kept(top_p=0.66) == {0, 1, 2}
-    assert kept(top_k=2, top_p=0.7) == {0, 1}, "top_p is of what top_k has left: .4 / .65 is too little"
+    assert kept(top_k=2, top_p=0.7) == {0, 1}, "top_p applies to what top_k keeps: .4 / .65 is below .7"
     assert kept(top_k=2, top_p=0.6) == {0}
 
 
-def test_the_nucleus_is_the_one_that_sorting_finds():
+def test_the_nucleus_equals_the_one_found_by_sorting():
     logits = 3 * np.random.default_rng(0).normal(size=(4, 3, 500)).astype(np.float32)
     for top_p in (0.05, 0.5, 0.9):
-        found = np.isfinite(keep_likely(jnp.asarray(logits), 0, top_p))
+        found = np.isfinite(top_k_top_p_filter(jnp.asarray(logits), 0, top_p))
         for row, keeps in zip(logits.reshape(-1, 500), found.reshape(-1, 500), strict=True):
             p = np.exp(row - np.logaddexp.reduce(row))
             order = np.argsort(-p)
@@ -35,7 +35,7 @@ def test_the_nucleus_is_the_one_that_sorting_finds():
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_frequencies_are_the_probabilities(temperature):
+def test_frequencies_of_samples_are_the_probabilities(temperature):
     log_probs = jnp.broadcast_to(jnp.log(jnp.asarray(P)), (200, 50, 5))
     tokens = jax.jit(sample, static_argnums=1)(
         log_probs, Sampling(temperature=temperature), jnp.arange(200), jnp.zeros(200, jnp.int32)
@@ -45,7 +45,7 @@ def test_frequencies_are_the_probabilities(temperature):
     np.testing.assert_allclose(np.bincount(np.ravel(tokens)) / 10_000, expected, atol=0.02)
 
 
-def test_a_sample_depends_on_seed_and_position():
+def test_a_sample_depends_on_the_seed_and_the_position():
     log_probs = jnp.zeros((3, 1, 1000))
     (first, same, other) = sample(log_probs, Sampling(), jnp.array([1, 1, 2]), jnp.array([4, 4, 4]))[:, 0]
     later = sample(log_probs, Sampling(), jnp.array([1, 1, 2]), jnp.array([5, 5, 5]))[0, 0]

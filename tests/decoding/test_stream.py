@@ -15,8 +15,8 @@ from t2t_jax.decoding.translator import Hypothesis, Translator
 from t2t_jax.errors import InputError
 
 
-class Shouting(Translator):
-    """Stands in for a model, which has tests of its own: what is tested here is the order of lines."""
+class UpperCaseTranslator(Translator):
+    """A translator without a model, to test the order of lines."""
 
     def __init__(self):
         self.windows = []
@@ -28,13 +28,13 @@ class Shouting(Translator):
 
 def translate(data: bytes, output_format="text"):
     output = io.StringIO()
-    translator = Shouting()
+    translator = UpperCaseTranslator()
     stream.translate_stream(translator, io.BytesIO(data), output, output_format=output_format)
     return output.getvalue(), translator.windows
 
 
-def test_one_line_out_for_each_line_in_in_order_and_empty_lines_stay_empty(monkeypatch):
-    monkeypatch.setattr(stream, "_WINDOW", 3)
+def test_each_line_gives_one_line_in_order_and_empty_lines_stay_empty(monkeypatch):
+    monkeypatch.setattr(stream, "_WINDOW_LINES", 3)
     lines = [f"line {i}" if i % 4 else "" for i in range(20)]
     output, windows = translate("\n".join(lines).encode())
     assert output == "\n".join(lines).upper() + "\n"
@@ -54,14 +54,14 @@ def test_json_lines_hold_source_and_hypotheses():
     assert second["source"] == ""
 
 
-def test_nothing_in_nothing_out():
+def test_empty_input_gives_empty_output():
     assert translate(b"") == ("", [])
 
 
-def test_bad_bytes_are_refused_with_their_line_after_the_lines_before_it():
+def test_invalid_utf8_is_refused_with_its_line_number():
     output = io.StringIO()
     with pytest.raises(InputError, match="standard input, line 3: not valid UTF-8"):
-        stream.translate_stream(Shouting(), io.BytesIO(b"a\nb\n\xff\nd\n"), output, output_format="text")
+        stream.translate_stream(UpperCaseTranslator(), io.BytesIO(b"a\nb\n\xff\nd\n"), output, output_format="text")
     assert output.getvalue() in ("", "A\n", "A\nB\n")
 
 
@@ -70,18 +70,18 @@ def test_unknown_formats_are_refused():
         translate(b"a\n", "json")
 
 
-def test_a_line_is_answered_before_the_next_one_is_written():
-    """As an interactive program on the other end of a pipe needs it."""
+def test_a_line_is_translated_before_the_next_one_arrives():
+    """An interactive program at the other end of the pipe needs this."""
     read_in, write_in = os.pipe()
     read_out, write_out = os.pipe()
     source, output = os.fdopen(read_in, "rb"), os.fdopen(write_out, "w")
-    arguments = {"args": (Shouting(), source, output), "kwargs": {"output_format": "text"}}
+    arguments = {"args": (UpperCaseTranslator(), source, output), "kwargs": {"output_format": "text"}}
     thread = threading.Thread(target=stream.translate_stream, **arguments, daemon=True)
     thread.start()
     for word in (b"one\n", b"two\n"):
         os.write(write_in, word)
         answered, _, _ = select.select([read_out], [], [], 10)
-        assert answered, "no answer in ten seconds"
+        assert answered, "no translation within ten seconds"
         assert os.read(read_out, 100) == word.upper()
     os.close(write_in)
     thread.join(10)
@@ -89,8 +89,8 @@ def test_a_line_is_answered_before_the_next_one_is_written():
 
 
 @given(st.binary(max_size=80), st.sampled_from(["text", "jsonl"]))
-def test_any_bytes_give_a_line_for_each_line_or_are_refused_after_those_before(data, output_format):
-    output, translator = io.StringIO(), Shouting()
+def test_any_bytes_give_one_line_for_each_line_or_an_error(data, output_format):
+    output, translator = io.StringIO(), UpperCaseTranslator()
     try:
         stream.translate_stream(translator, io.BytesIO(data), output, output_format=output_format)
     except InputError as error:
@@ -99,20 +99,19 @@ def test_any_bytes_give_a_line_for_each_line_or_are_refused_after_those_before(d
     else:
         assert sum(map(len, translator.windows)) == data.count(b"\n") + (data[-1:] not in (b"\n", b""))
         if output_format == "jsonl":
-            lines = output.getvalue().splitlines()  # as most readers do it, which also end lines at U+2028
+            lines = output.getvalue().splitlines()  # which, as many readers do, also splits at U+2028
             assert [json.loads(line)["source"] for line in lines] == [s for w in translator.windows for s in w]
 
 
-def test_json_lines_are_lines_whatever_they_hold():
+def test_each_json_object_is_one_line_whatever_it_contains():
     text = "a\u2028b\x85c\u2029d"
     output, _ = translate(text.encode(), "jsonl")
     (line,) = output.splitlines()
     assert json.loads(line)["source"] == text
 
 
-def test_what_is_read_ahead_is_bounded_in_characters(monkeypatch):
-    """Also where a few lines are long."""
-    monkeypatch.setattr(stream, "_CHARACTERS", 100)
+def test_read_ahead_is_bounded_in_characters(monkeypatch):
+    monkeypatch.setattr(stream, "_READ_AHEAD_CHARACTERS", 100)
     read = []
 
     def lines():
@@ -120,7 +119,7 @@ def test_what_is_read_ahead_is_bounded_in_characters(monkeypatch):
             read.append(number)
             yield "x" * 60, ""
 
-    windows = stream._Arrived(lines()).windows()
+    windows = stream._ReadAhead(lines()).windows()
     taken = 0
     for window in windows:
         taken += len(window)
@@ -130,11 +129,11 @@ def test_what_is_read_ahead_is_bounded_in_characters(monkeypatch):
     assert taken == 50
 
 
-def test_lines_are_numbered_through_all_windows(monkeypatch):
-    monkeypatch.setattr(stream, "_WINDOW", 2)
+def test_line_numbers_continue_from_window_to_window(monkeypatch):
+    monkeypatch.setattr(stream, "_WINDOW_LINES", 2)
     numbers = []
 
-    class Numbered(Shouting):
+    class Numbered(UpperCaseTranslator):
         def translate(self, sentences, *, first_line, **options):
             numbers.append((first_line, len(sentences)))
             return super().translate(sentences)

@@ -7,7 +7,7 @@ import pytest
 
 from t2t_jax import sharding
 from t2t_jax.decoding import pool
-from t2t_jax.decoding.pool import Models
+from t2t_jax.decoding.pool import Ensemble
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
@@ -28,7 +28,7 @@ def close(a, b):
     np.testing.assert_allclose([h.log_prob for h in a], [h.log_prob for h in b], atol=1e-3, rtol=1e-5)
 
 
-def test_a_sentence_alone_equals_the_same_sentence_in_any_batch(translator):
+def test_a_sentence_has_the_same_translation_alone_and_in_any_batch(translator):
     together = translator.translate(SENTENCES, n_best=2, max_extra_length=6)
     for sentence, found in zip(SENTENCES, together, strict=True):
         close(translator.translate([sentence], n_best=2, max_extra_length=6)[0], found)
@@ -37,16 +37,16 @@ def test_a_sentence_alone_equals_the_same_sentence_in_any_batch(translator):
         close(first, second)
 
 
-def test_the_forward_pass_gives_an_output_its_reported_log_probs(translator):
-    """On the ids the search wrote; a random model's text is not always cut into the same ones again."""
+def test_the_forward_pass_gives_the_log_probs_that_the_search_reports(translator):
+    """On the ids of the search: the text of a random model is not always tokenised into the same ids again."""
     found = translator.translate(SENTENCES, n_best=3, max_extra_length=6)
-    piece_to_id = translator.tokenizer._pieces.piece_to_id
-    (model,), (params,) = translator.models
+    piece_to_id = translator.vocabularies.target._pieces.piece_to_id
+    (model,), (params,) = translator.ensemble
     forward = jax.jit(model.apply)
     checked = 0
     for sentence, hypotheses in zip(SENTENCES, found, strict=True):
         for h in hypotheses[: 3 if sentence else 0]:
-            inputs = jnp.array([translator.tokenizer.encode(sentence)])
+            inputs = jnp.array([translator.vocabularies.target.encode(sentence)])
             targets = jnp.array([[piece_to_id(token) for token in h.tokens]])
             log_probs = jax.nn.log_softmax(forward({"params": params}, inputs, targets))[0]
             expected = jnp.take_along_axis(log_probs, targets[0, :, None], axis=-1)[:, 0]
@@ -57,8 +57,8 @@ def test_the_forward_pass_gives_an_output_its_reported_log_probs(translator):
 
 def test_score_is_the_log_softmax_of_the_forward_pass(translator):
     source, target = "one two three", "drei zwei"
-    inputs, targets = (jnp.array([translator.tokenizer.encode(text)]) for text in (source, target))
-    (model,), (params,) = translator.models
+    inputs, targets = (jnp.array([translator.vocabularies.target.encode(text)]) for text in (source, target))
+    (model,), (params,) = translator.ensemble
     logits = model.apply({"params": params}, inputs, targets)
     expected = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[0, :, 0]
     (score,) = translator.score([(source, target)])
@@ -66,7 +66,7 @@ def test_score_is_the_log_softmax_of_the_forward_pass(translator):
     np.testing.assert_allclose(score.log_prob, expected.sum(), rtol=1e-5)
 
 
-def test_each_hypothesis_is_what_the_contract_says(translator):
+def test_the_fields_of_each_hypothesis_agree(translator):
     for sentence, hypotheses in zip(
         SENTENCES, translator.translate(SENTENCES, n_best=4, max_extra_length=6), strict=True
     ):
@@ -76,7 +76,7 @@ def test_each_hypothesis_is_what_the_contract_says(translator):
             np.testing.assert_allclose(h.log_prob, sum(h.token_log_probs), rtol=1e-5)
             np.testing.assert_allclose(h.score, h.log_prob / ((5 + h.num_tokens) / 6) ** 0.6, rtol=1e-5)
             assert (h.tokens[-1:] == ["</s>"]) == h.finished or sentence == ""
-            assert h.num_tokens <= len(translator.tokenizer.encode(sentence)) + 6
+            assert h.num_tokens <= len(translator.vocabularies.target.encode(sentence)) + 6
 
 
 def test_an_empty_sentence_has_an_empty_translation(translator):
@@ -85,8 +85,8 @@ def test_an_empty_sentence_has_an_empty_translation(translator):
     assert translator.translate([]) == []
 
 
-def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
-    translator = Translator(translator.models, translator.tokenizer, max_length=4)
+def test_a_sentence_longer_than_in_training_is_translated_with_a_warning(translator, caplog):
+    translator = Translator(translator.ensemble, translator.vocabularies, max_length=4)
     (hypotheses,) = translator.translate(["one two three four five"], max_extra_length=2)
     assert hypotheses[0].num_tokens > 0
     assert "6 subwords is longer than any in training (4)" in caplog.text
@@ -94,15 +94,15 @@ def test_an_over_long_sentence_is_translated_with_a_warning(translator, caplog):
 
 def test_eight_devices_translate_as_one_does(translator):
     mesh = sharding.make_mesh(jax.devices())
-    eight = Translator(translator.models, translator.tokenizer, max_length=256, mesh=mesh)
+    eight = Translator(translator.ensemble, translator.vocabularies, max_length=256, mesh=mesh)
     assert eight.mesh.devices.size == 8
     expected, found = (which.translate(SENTENCES, max_extra_length=6) for which in (translator, eight))
     for one, other in zip(expected, found, strict=True):
         close(one, other)
 
 
-def test_nothing_is_compiled_again_whatever_comes(translator):
-    """After each shape has been seen once: other sentences, other numbers of them, other lengths of answers."""
+def test_each_shape_bucket_is_compiled_once(translator):
+    """Other sentences, other numbers of them and translations of other lengths do not compile anything again."""
     counted = [pool._start, pool._source, pool._admit, pool._advance, pool._resize]
     words = toy_corpus.pairs(100, 1)
     sentences = lambda seed, count: [" ".join(words[(seed + i) % 100][0].split()[: 1 + i % 9]) for i in range(count)]
@@ -115,10 +115,10 @@ def test_nothing_is_compiled_again_whatever_comes(translator):
 
 
 def test_an_ensemble_averages_probabilities(translator):
-    (model,), (params,) = translator.models
+    (model,), (params,) = translator.ensemble
     other = tiny.sharp_variables(model, seed=2)["params"]
     make = lambda *members: Translator(
-        Models((model,) * len(members), members), translator.tokenizer, max_length=256, mesh=translator.mesh
+        Ensemble((model,) * len(members), members), translator.vocabularies.target, max_length=256, mesh=translator.mesh
     )
     twice, both = make(params, params), make(params, other)
     for expected, found in zip(translator.translate(SENTENCES), twice.translate(SENTENCES), strict=True):
@@ -135,13 +135,13 @@ def test_translations_begin_with_their_prefixes(translator):
     found = translator.translate(SENTENCES, prefixes=prefixes, max_extra_length=4)
     free = translator.translate(SENTENCES, max_extra_length=4)
     for sentence, prefix, (hypothesis, *_), (unforced, *_) in zip(SENTENCES, prefixes, found, free, strict=True):
-        tokens = translator.tokenizer.tokens(translator.tokenizer.encode(prefix)[:-1])
+        tokens = translator.vocabularies.target.tokens(translator.vocabularies.target.encode(prefix)[:-1])
         assert not sentence or hypothesis.tokens[: len(tokens)] == tokens
         assert prefix or hypothesis.tokens == unforced.tokens
     assert any(a[0].tokens != b[0].tokens for a, b in zip(found, free, strict=True))
 
 
-def test_samples_depend_on_the_seed_and_the_sentence_alone(translator):
+def test_samples_depend_only_on_the_seed_and_the_sentence(translator):
     options = {"sampling": Sampling(temperature=2.0), "n_best": 3, "max_extra_length": 4}
     together = translator.translate(SENTENCES, **options)
     for sentence, found in zip(SENTENCES, together, strict=True):
@@ -151,7 +151,7 @@ def test_samples_depend_on_the_seed_and_the_sentence_alone(translator):
     assert together[0][0].log_prob == max(h.log_prob for h in together[0]) or len(together[0]) > 1
 
 
-def test_a_constraint_that_allows_nothing_leaves_the_sentence_empty_and_says_so(translator, caplog):
+def test_a_constraint_that_allows_nothing_gives_an_empty_translation_and_a_warning(translator, caplog):
     forbid_all = lambda log_probs, tokens, lengths: jnp.full_like(log_probs, -jnp.inf)
     ((only,),) = translator.translate(["one"], constraint=forbid_all)
     assert only.text == "" and not only.finished
@@ -159,7 +159,7 @@ def test_a_constraint_that_allows_nothing_leaves_the_sentence_empty_and_says_so(
 
 
 @pytest.mark.slow
-def test_a_line_of_5000_subwords_does_not_stop_the_rest(translator, caplog):
+def test_a_line_of_5000_subwords_does_not_change_the_others(translator, caplog):
     long = "one " * 5000
     first, (found, *_), last = translator.translate(["two two", long, "four"], beam_size=1, max_extra_length=3)
     assert found.num_tokens > 0 and "subwords is longer than any in training" in caplog.text
@@ -167,16 +167,16 @@ def test_a_line_of_5000_subwords_does_not_stop_the_rest(translator, caplog):
     close(translator.translate(["four"], beam_size=1, max_extra_length=3)[0], last)
 
 
-def test_bfloat16_chooses_nearly_the_same(translator):
-    (model,), params = translator.models
-    half = dataclasses.replace(model, dtype=jnp.bfloat16)
-    found = Translator(Models((half,), params), translator.tokenizer, max_length=256).score([("one two", "zwei eins")])
+def test_bfloat16_gives_nearly_the_same_score(translator):
+    (model,), params = translator.ensemble
+    half = Ensemble((dataclasses.replace(model, dtype=jnp.bfloat16),), params)
+    found = Translator(half, translator.vocabularies, max_length=256).score([("one two", "zwei eins")])
     expected = translator.score([("one two", "zwei eins")])
     np.testing.assert_allclose(found[0].log_prob, expected[0].log_prob, rtol=0.05)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"beam_size": 0}, "beam_size must be at least 1 and at most 256; got 0"),
         ({"n_best": 5}, "n_best must be between 1 and beam_size=4; got 5"),
@@ -184,6 +184,6 @@ def test_bfloat16_chooses_nearly_the_same(translator):
         ({"max_extra_length": -1}, "max_extra_length must be at least 0 and at most 4096; got -1"),
     ],
 )
-def test_impossible_options_are_refused(translator, options, said):
-    with pytest.raises(InputError, match=said):
+def test_impossible_options_are_refused(translator, options, message):
+    with pytest.raises(InputError, match=message):
         translator.translate(["one"], **options)

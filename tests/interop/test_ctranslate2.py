@@ -31,7 +31,8 @@ def pieces(tokenizer, text):
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_score_batch_is_our_score(tmp_path, changes):
     run = models.random_run(tmp_path / "run", **changes)
-    theirs, ours, tokenizer = export(run, tmp_path / "ct2"), t2t_jax.load(run), restore(run).vocabularies.target
+    theirs, ours = export(run, tmp_path / "ct2"), t2t_jax.load(run)
+    tokenizer = ours.vocabularies.source
     pairs = [*toy_corpus.pairs(6, 1), ("fünf €", "a"), ("x", "")]
     found = theirs.score_batch(*([pieces(tokenizer, side) for side in sides] for sides in zip(*pairs, strict=True)))
     for score, expected in zip(found, ours.score(pairs), strict=True):
@@ -53,11 +54,8 @@ def trained(tmp_path_factory):
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_translations_are_ours_where_no_length_penalty_parts_them(trained, tmp_path, beam_size):
-    theirs, ours, tokenizer = (
-        export(trained, tmp_path / "ct2"),
-        t2t_jax.load(trained),
-        restore(trained).vocabularies.target,
-    )
+    theirs, ours = export(trained, tmp_path / "ct2"), t2t_jax.load(trained)
+    tokenizer = ours.vocabularies.source
     sentences = [source for source, _ in toy_corpus.pairs(20, 2)]
     found = theirs.translate_batch(
         [pieces(tokenizer, sentence) for sentence in sentences],
@@ -76,7 +74,8 @@ def test_translations_are_ours_where_no_length_penalty_parts_them(trained, tmp_p
 
 def test_positions_reach_beyond_the_longest_sentence(tmp_path):
     run = models.random_run(tmp_path / "run")
-    theirs, ours, tokenizer = export(run, tmp_path / "ct2"), t2t_jax.load(run), restore(run).vocabularies.target
+    theirs, ours = export(run, tmp_path / "ct2"), t2t_jax.load(run)
+    tokenizer = ours.vocabularies.source
     source = " ".join(["one two"] * 300)
     tokens = pieces(tokenizer, source)
     assert 300 < len(tokens) < 1024

@@ -1,0 +1,71 @@
+"""§6.1: the options of a search, which check themselves."""
+
+import dataclasses
+import math
+
+from t2t_jax.decoding.constraints import Constraint, LogitsProcessor
+from t2t_jax.decoding.sampling import Sampling
+from t2t_jax.errors import InputError, Range, check_ranges
+
+# Memory grows with the beam size; compile time grows with the n-gram size and with the number of groups.
+_RANGES = {
+    "beam_size": Range(1, 256),
+    "alpha": Range(0, 10),
+    "n_best": Range(1, 256),
+    "min_length": Range(0, 100_000),
+    "no_repeat_ngram": Range(0, 100),
+    "groups": Range(1, 64),
+    "diversity": Range(0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchOptions:
+    """What to search for; checks itself.
+
+    Beam search with `beam_size` hypotheses and a length penalty of exponent `alpha` returns the `n_best` best ones,
+    each of at least `min_length` tokens, EOS included. `no_repeat_ngram` blocks repeated n-grams of this size; 0: off.
+    `groups` divides the beam for diverse beam search: each group subtracts `diversity` from a token's log-probability
+    for every hypothesis of an earlier group that has chosen the token at the same step. With `sampling`, the result is
+    `n_best` independent samples instead. `constraint` is a logits processor, bare or in a
+    `Constraint`, which lets the search stop early; see constraints.py.
+    """
+
+    beam_size: int = 4
+    alpha: float = 0.6
+    n_best: int = 1
+    min_length: int = 0
+    no_repeat_ngram: int = 0
+    groups: int = 1
+    diversity: float = 0.5
+    sampling: Sampling | None = None
+    constraint: Constraint | LogitsProcessor | None = None
+
+    def __post_init__(self):
+        check_ranges(_RANGES, self)
+        if self.n_best > self.beam_size and not self.sampling:
+            raise InputError(f"n_best must be between 1 and beam_size={self.beam_size}; got {self.n_best}")
+        if self.beam_size % self.groups:
+            raise InputError(f"groups must divide beam_size={self.beam_size}; got {self.groups}")
+
+    @property
+    def width(self) -> int:
+        """W, the number of hypotheses of each sentence."""
+        return self.n_best if self.sampling else self.beam_size
+
+    @property
+    def group_size(self) -> int:
+        """The number of hypotheses in each group of diverse beam search."""
+        return self.width // self.groups
+
+    @property
+    def finished_per_group(self) -> int:
+        """How many finished hypotheses each group keeps."""
+        return -(-self.n_best // self.groups)
+
+    @property
+    def largest_bonus(self) -> float:
+        """The most, in nats, that the constraint can raise a token's log-probability by; infinite if unknown."""
+        if self.constraint is None:
+            return 0.0
+        return self.constraint.largest_bonus if isinstance(self.constraint, Constraint) else math.inf

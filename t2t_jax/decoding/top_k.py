@@ -1,0 +1,59 @@
+"""Top-k and log-sum-exp over the vocabulary, in chunks: sorting all of it at every step would be slow.
+
+Values are `[vocab, B, W]`: the fastest matrix products of few rows leave the vocabulary first.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def log_sum_exp(values: Float[Array, "vocab B W"]) -> Float[Array, "B W"]:
+    """The log of the sum over the vocabulary of exp(values)."""
+    # In chunks, because `top_tokens` needs the maximum of each chunk too.
+    return jax.nn.logsumexp(jax.nn.logsumexp(_chunks(values), axis=1), axis=0).reshape(values.shape[1:])
+
+
+def top_tokens(
+    values: Float[Array, "vocab B W"], count: int
+) -> tuple[Float[Array, "B W count"], Int[Array, "B W count"]]:
+    """The `count` largest values of each hypothesis, largest first, and their tokens; of equal values the first.
+
+    They lie in the `count` chunks with the largest maxima, so only those chunks are sorted.
+    """
+    vocab, chunk = len(values), chunk_size(len(values))
+    if vocab <= 4 * chunk * count:
+        return _sorted_top_k(jnp.moveaxis(values, 0, -1), min(count, vocab))
+    maxima = _chunks(values).max(axis=1).T.reshape(*values.shape[1:], -1)
+    top_chunks = jnp.sort(top_k(maxima, count), axis=-1)  # in order of the vocabulary, so that ties keep theirs
+    tokens = (top_chunks[..., None] * chunk + jnp.arange(chunk)[None, None, None]).reshape(
+        *values.shape[1:], -1
+    )  # [B, W, count·chunk]
+    rows, hypotheses = (x[..., None] for x in jnp.indices(values.shape[1:]))
+    candidates = values.at[tokens, rows, hypotheses].get(mode="fill", fill_value=-jnp.inf)
+    values, columns = _sorted_top_k(candidates, count)
+    return values, jnp.take_along_axis(tokens, columns, axis=2)
+
+
+def top_k(values: Float[Array, "*n"], count: int) -> Int[Array, "*k"]:
+    """The indices of the `count` largest values of each row, largest first; of equal values the first."""
+    return _sorted_top_k(values, count)[1]
+
+
+def chunk_size(vocab: int) -> int:
+    """A divisor of `vocab` near 128, so that nothing needs padding; 128 where there is none."""
+    return min((size for size in range(64, 257) if vocab % size == 0), key=lambda size: abs(size - 128), default=128)
+
+
+def _chunks(values: Float[Array, "vocab B W"]) -> Float[Array, "chunks chunk BW"]:
+    """The vocabulary in chunks. B and W become one axis, as XLA on CPU is slow where the last axis is short."""
+    chunk = chunk_size(len(values))
+    flat = values.reshape(len(values), -1)
+    return jnp.pad(flat, ((0, -len(values) % chunk), (0, 0)), constant_values=-jnp.inf).reshape(
+        -1, chunk, flat.shape[1]
+    )
+
+
+def _sorted_top_k(values: Float[Array, "*n"], count: int) -> tuple[Float[Array, "*k"], Int[Array, "*k"]]:
+    # Without the barrier, XLA may see that only part of the output is used, and then sort everything: 100 times slower.
+    return tuple(jax.lax.optimization_barrier(jax.lax.top_k(values, count)))
