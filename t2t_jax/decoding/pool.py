@@ -19,7 +19,8 @@ from jaxtyping import Array, Float, Int
 from t2t_jax import sharding
 from t2t_jax.decoding import beam_search
 from t2t_jax.decoding.beam_search import Hypotheses, Search, SearchOptions
-from t2t_jax.model.transformer import Transformer, admit_to_cache, reorder_cache, resize_cache
+from t2t_jax.model.kv_cache import admit_to_cache, reorder_cache, resize_cache
+from t2t_jax.model.transformer import Transformer
 
 _NARROWEST = 16  # subwords of the source; widths double
 _LONG = 1024  # from here on, widths are multiples of this
@@ -186,7 +187,7 @@ def _start(
 @functools.partial(jax.jit, static_argnames="modules")
 def _source(modules: tuple[Transformer, ...], params: tuple[Any, ...], inputs: Int[Array, "A S"]) -> tuple[Any, ...]:
     return tuple(
-        module.apply({"params": p}, inputs, method=Transformer.source)
+        module.apply({"params": p}, inputs, method=Transformer.encode_source)
         for module, p in zip(modules, params, strict=True)
     )
 

@@ -30,7 +30,7 @@ def write_run(
 ) -> None:
     """Makes of a folder a run of one checkpoint that translates and scores; training refuses to resume from it."""
     model = dataclasses.asdict(config)
-    del model["vocab_size"]
+    del model["vocab_size"], model["source_vocab_size"]
     # It has no corpus; empty prefixes make `evaluate` without --source say so.
     data = {
         "corpus": "files",
