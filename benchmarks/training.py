@@ -333,7 +333,7 @@ def our_cases(way: Ours, setting: Setting, batches: list[Batch]) -> dict[str, Ca
     import jax
     import jax.numpy as jnp
 
-    from t2t_jax.model.products import product_dtype
+    from t2t_jax.model.einsum import matmul_output_dtype
     from t2t_jax.training.optimizer import adam, learning_rate_schedule
 
     change_library(way)
@@ -354,7 +354,7 @@ def our_cases(way: Ours, setting: Setting, batches: list[Batch]) -> dict[str, Ca
         return float(metrics["loss"]), float(metrics["gradient_norm"])
 
     width, count = PRODUCTS[setting.device]
-    product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=product_dtype(x.dtype)))
+    product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=matmul_output_dtype(x.dtype)))
     square = jax.random.normal(jax.random.key(0), (width, width)).astype(way.dtype)
     multiply = lambda: jax.block_until_ready([product(square) for _ in range(count)])[:0]
     return {
@@ -383,11 +383,11 @@ def change_library(way: Ours) -> None:
     """Puts in place what an ablation has instead of ours, for this process."""
     import jax
 
-    from t2t_jax.model import attention, layers, products
+    from t2t_jax.model import attention, einsum, layers
     from t2t_jax.training import train_step
 
     if way.plain_gradients:
-        attention.product = products.product = products.product.__wrapped__
+        attention.einsum = einsum.einsum = einsum.einsum.__wrapped__
     if way.all_logits:
         train_step.cross_entropy = cross_entropy_of_all_logits
     if way.random_bits:

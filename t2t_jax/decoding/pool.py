@@ -22,7 +22,8 @@ from jaxtyping import Array, Bool, Float, Int
 from t2t_jax import sharding
 from t2t_jax.decoding import beam_search
 from t2t_jax.decoding.beam_search import Hypotheses, Search, SearchOptions
-from t2t_jax.model.transformer import Transformer, admit_to_cache, reorder_cache, resize_cache
+from t2t_jax.model.kv_cache import admit_to_cache, reorder_cache, resize_cache
+from t2t_jax.model.transformer import Transformer
 
 _SHORTEST_BUCKET = 16  # subwords of the source; longer buckets double
 _LINEAR_FROM = 1024  # bucket lengths above this do not double: they are its multiples
@@ -196,7 +197,7 @@ def _start(
 def _source(modules: tuple[Transformer, ...], params: tuple[Any, ...], inputs: Int[Array, "A S"]) -> tuple[Any, ...]:
     """Encodes sources: what each model's KV cache holds of them."""
     return tuple(
-        module.apply({"params": p}, inputs, method=Transformer.source)
+        module.apply({"params": p}, inputs, method=Transformer.encode_source)
         for module, p in zip(modules, params, strict=True)
     )
 

@@ -1,7 +1,10 @@
-"""§3.2 Attention: scaled dot-product (Eq. 1), multi-head attention, and the masks.
+"""§3.2 Attention: scaled dot-product attention (Eq. 1), multi-head attention, and all masks.
 
-A mask is True where attention is allowed. The masks of the paper, and that of packed rows, are made here and
-nowhere else.
+Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V                                    (Eq. 1)
+MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O,                            (§3.2.2)
+    where head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
+
+A mask is True where attention is allowed; every mask is made in this file.
 """
 
 from collections.abc import Callable
@@ -11,14 +14,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from t2t_jax.model.products import dense, product
+from t2t_jax.model.einsum import dense, einsum
+from t2t_jax.model.kv_cache import LayerCache, write_slot
 
-# Scores are float32; finite, so that a row with nothing to attend to stays finite after the softmax.
+# The most negative float32. Not −∞: the softmax of a row that is masked everywhere would be NaN.
 MASKED_SCORE = jnp.finfo(jnp.float32).min
 
 
 def padding_mask(ids: Int[Array, "B S"]) -> Bool[Array, "B 1 1 S"]:
-    """Every position may attend to every position that is not padding (id 0)."""
+    """Every query may attend to every position that is not padding (id 0)."""
     return (ids != 0)[:, None, None, :]
 
 
@@ -28,14 +32,27 @@ def causal_mask(length: int) -> Bool[Array, "1 1 T T"]:
 
 
 def segment_mask(queries: Int[Array, "B T"], keys: Int[Array, "B S"]) -> Bool[Array, "B 1 T S"]:
-    """In packed rows, a position may attend to the positions of the same number: those of its own pair."""
+    """Sequence packing: a position may attend to the positions with the same segment id, those of its sentence."""
     return queries[:, None, :, None] == keys[:, None, None, :]
 
 
 def window_mask(length: int, window: int) -> Bool[Array, "1 1 T T"]:
     """A position may attend to those within `window` / 2 of it, on either side (Table 1, "restricted")."""
-    places = jnp.arange(length)
-    return (jnp.abs(places[:, None] - places[None]) <= window // 2)[None, None]
+    positions = jnp.arange(length)
+    return (jnp.abs(positions[:, None] - positions[None]) <= window // 2)[None, None]
+
+
+def ancestor_mask(ancestors: Int[Array, "B W T"], slot: Int[Array, ""], window: int) -> Bool[Array, "B 1 W TW"]:
+    """Beam search: a hypothesis may attend to its ancestors in the KV ring buffer, those of `KVCache.ancestors`.
+
+    `slot` is the newest slot; with a `window` > 0, slots more than `window` / 2 steps older are masked.
+    """
+    batch, beam_size, capacity = ancestors.shape
+    mask = ancestors[..., None] == jnp.arange(beam_size)[None, None, None]  # [B, W, T, W]
+    if window:
+        ages = (slot - jnp.arange(capacity)) % capacity
+        mask &= (ages <= window // 2)[None, None, :, None]
+    return mask.reshape(batch, 1, beam_size, capacity * beam_size)
 
 
 def scaled_dot_product_attention(
@@ -45,14 +62,14 @@ def scaled_dot_product_attention(
     mask: Bool[Array, "#B 1 #T S"],
     dropout: Callable[[Array], Array] = lambda weights: weights,
 ) -> Float[Array, "B H T V"]:
-    """softmax(Q Kᵀ / √d_k) V (Eq. 1), the softmax in float32; `dropout` acts on the weights.
+    """softmax(Q Kᵀ / √d_k) V (Eq. 1), the softmax in float32; `dropout` acts on the attention weights.
 
-    Keys lie transposed, as both products then read memory in order.
+    Keys are transposed ([K, S], not [S, K]), so that both matmuls read memory in order.
     """
     query = query * query.shape[-1] ** -0.5
-    scores = product("bhtk,bhks->bhts", query, key, jnp.float32)
+    scores = einsum("bhtk,bhks->bhts", query, key, jnp.float32)
     weights = jax.nn.softmax(jnp.where(mask, scores, MASKED_SCORE), axis=-1)  # [B, H, T, S]
-    return product("bhts,bhsv->bhtv", dropout(weights).astype(value.dtype), value, value.dtype)
+    return einsum("bhts,bhsv->bhtv", dropout(weights).astype(value.dtype), value, value.dtype)
 
 
 def fused_attention(
@@ -63,44 +80,45 @@ def fused_attention(
     *,
     causal: bool,
 ) -> Float[Array, "B H T V"]:
-    """Equation 1 in JAX's own function: on a GPU one cuDNN kernel, which never writes the weights to memory.
+    """Eq. 1 by `jax.nn.dot_product_attention`: on GPU one cuDNN kernel, which never writes the weights to memory.
 
-    A mask that is the same for every query must be True, then False, as that of padding is. Where it is all False,
-    as in an empty row, the first position is attended to.
+    A mask that is the same for every query is passed on as lengths, so it must be True up to some length and False
+    from there on, as a padding mask is. A row without any allowed position attends to the first one.
     """
-    if query.shape[-1] != value.shape[-1]:
+    if query.shape[-1] != value.shape[-1]:  # which jax.nn.dot_product_attention refuses
         mask = mask & causal_mask(query.shape[2]) if causal else mask
         return scaled_dot_product_attention(query, key, value, mask)
-    batch, _, length, width = query.shape
+    batch, _, length, head_dim = query.shape
     if mask.shape[2] == 1:
         lengths = jnp.maximum(mask[:, 0, 0].sum(axis=-1, dtype=jnp.int32), 1)
         allowed = {"key_value_seq_lengths": jnp.broadcast_to(lengths, batch)}
     else:
         allowed = {"mask": jnp.broadcast_to(mask, (batch, 1, *mask.shape[2:]))}
-    even = "mask" not in allowed or (length % 2 == 0 and mask.shape[3] % 2 == 0)
-    known = query.dtype in (jnp.bfloat16, jnp.float16) and width <= 128 and width % 8 == 0 and even
+    # What cuDNN supports: half precision, heads of up to 128 in multiples of 8, explicit masks of even lengths only.
+    mask_fits = "mask" not in allowed or (length % 2 == 0 and mask.shape[3] % 2 == 0)
+    fits = query.dtype in (jnp.bfloat16, jnp.float16) and head_dim <= 128 and head_dim % 8 == 0 and mask_fits
     heads = jax.nn.dot_product_attention(
         jnp.einsum("bhtk->bthk", query),
         jnp.einsum("bhks->bshk", key),
         jnp.einsum("bhsv->bshv", value),
         is_causal=causal,
-        implementation="cudnn" if jax.default_backend() == "gpu" and known else "xla",
+        implementation="cudnn" if jax.default_backend() == "gpu" and fits else "xla",
         **allowed,
     )
     return jnp.einsum("bthv->bhtv", heads)
 
 
 def glorot_uniform(gain: float, in_axis: int | tuple[int, ...], out_axis: int | tuple[int, ...]):
-    """U(±gain·√(6 / (fan_in + fan_out))), the fans those of the kernel flattened to a matrix."""
+    """Uniform in ±gain·√(6 / (fan_in + fan_out)), with the fans of the kernel flattened to a matrix."""
     return nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform", in_axis=in_axis, out_axis=out_axis)
 
 
 class MultiHeadAttention(nn.Module):
     """Multi-head attention (§3.2.2).
 
-    `query_gain` and `key_value_gain` scale the Glorot limits, so that separate kernels start as the fused
-    ones of the paper's own code did: q, k and v of self-attention in one matrix, k and v of the
-    encoder-decoder attention in another.
+    `query_gain` and `key_value_gain` scale the Glorot limits. The paper's code initialises fused kernels: one matrix
+    for q, k and v of self-attention, one for k and v of cross-attention; the gains give our separate kernels the
+    same distributions. `fused` selects `fused_attention`, which has no dropout on the attention weights.
     """
 
     num_heads: int
@@ -113,8 +131,8 @@ class MultiHeadAttention(nn.Module):
     fused: bool = False
 
     def setup(self):
-        def projection(name, width, gain):
-            shape = (self.d_model, self.num_heads, width)
+        def projection(name, head_dim, gain):
+            shape = (self.d_model, self.num_heads, head_dim)
             return self._affine(name, shape, glorot_uniform(gain, 0, (1, 2)), shape[1:])
 
         self.query = projection("query", self.d_k, self.query_gain)
@@ -124,24 +142,25 @@ class MultiHeadAttention(nn.Module):
         self.output = self._affine("output", shape, glorot_uniform(1.0, (0, 1), 2), shape[2:])
 
     def _affine(self, name, kernel_shape, init, bias_shape):
+        """The parameters of one projection: (kernel, bias or None)."""
         kernel = self.param(f"{name}_kernel", init, kernel_shape)
         bias = self.param(f"{name}_bias", nn.initializers.zeros_init(), bias_shape) if self.bias else None
         return kernel, bias
 
-    def _heads(self, affine, x):
-        """[B, T, D] → [B, T, H, width]."""
+    def _project(self, affine, x):
+        """[B, T, D] → [B, T, H, head_dim]."""
         kernel, bias = affine
         y = dense(x, kernel.reshape(self.d_model, -1), None if bias is None else bias.ravel())
         return y.reshape(*x.shape[:2], *kernel.shape[1:])
 
     def keys_values(self, memory: Float[Array, "B S D"]) -> tuple[Float[Array, "B H K S"], Float[Array, "B H S V"]]:
-        """What can be computed once per attended position: its key and its value in every head."""
-        key, value = self._heads(self.key, memory), self._heads(self.value, memory)
+        """K W^K and V W^V: the key and the value of every attended position in every head."""
+        key, value = self._project(self.key, memory), self._project(self.value, memory)
         return jnp.einsum("bshk->bhks", key), jnp.einsum("bshv->bhsv", value)
 
     def queries(self, x: Float[Array, "B T D"]) -> Float[Array, "B H T K"]:
-        """The query of every position in every head."""
-        return jnp.einsum("bthk->bhtk", self._heads(self.query, x))
+        """Q W^Q: the query of every position in every head."""
+        return jnp.einsum("bthk->bhtk", self._project(self.query, x))
 
     def combine(self, heads: Float[Array, "B H T V"]) -> Float[Array, "B T D"]:
         """Concat(head_1, …, head_h) W^O."""
@@ -158,9 +177,24 @@ class MultiHeadAttention(nn.Module):
         *,
         causal: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Attends where `mask` allows it and, if `causal`, not to the right; `fused` leaves out the dropout."""
+        """Attends from `x` to `memory` where `mask` allows it and, if `causal`, not to later positions."""
         query, (key, value) = self.queries(x), self.keys_values(memory)
         if self.fused:
             return self.combine(fused_attention(query, key, value, mask, causal=causal))
         mask = mask & causal_mask(x.shape[1]) if causal else mask
         return self.combine(scaled_dot_product_attention(query, key, value, mask, dropout))
+
+    def append_and_attend(
+        self, y: Float[Array, "B W D"], cache: LayerCache, slot: Int[Array, ""], mask: Bool[Array, "B 1 W TW"]
+    ) -> tuple[Float[Array, "B W D"], LayerCache]:
+        """Cached self-attention at one position of W hypotheses: writes its K/V into the ring buffer, then attends."""
+        cache = write_slot(cache, slot, *self.keys_values(y))
+        return self.attend_to_cache(y, cache, mask), cache
+
+    def attend_to_cache(
+        self, y: Float[Array, "B W D"], cache: LayerCache, mask: Bool[Array, "B 1 #W N"]
+    ) -> Float[Array, "B W D"]:
+        """Attends from one position of W hypotheses to cached keys and values, in the cache's dtype."""
+        query = self.queries(y).astype(cache.key.dtype)
+        heads = scaled_dot_product_attention(query, cache.key, cache.value, mask)
+        return self.combine(heads.astype(y.dtype))

@@ -1,8 +1,7 @@
-"""How much a model computes: the floating-point operations of its matrix products, counted from its shape.
+"""Number of floating-point operations of a model's matrix products, by formula.
 
-A multiply-add is two operations. What is done element by element (normalisation, softmax, dropout) is left out, and so
-are the operations on padding: the lengths are those of the sentences. A length counts the end of the sentence, and
-the mask of §3.2.3 saves nothing, as its products are computed before they are masked.
+A multiply-add counts as two operations. Element-wise operations (normalisation, softmax, dropout) do not count, nor do
+operations on padding. The causal mask (§3.2.3) saves nothing: masked scores are computed all the same.
 """
 
 from collections.abc import Sequence
@@ -10,28 +9,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from t2t_jax.model.transformer import TransformerConfig
+from t2t_jax.model.config import TransformerConfig
 
-Lengths = Sequence[int] | np.ndarray
+Lengths = Sequence[int] | np.ndarray  # tokens of each sentence, EOS included
 
 
 class Flops(NamedTuple):
-    """Floating-point operations by where they are spent."""
+    """Floating-point operations by part of the model."""
 
-    projections: int  # of queries, keys, values and heads (§3.2.2)
+    projections: int  # W^Q, W^K, W^V and W^O (§3.2.2)
     attention: int  # Q Kᵀ and the weighted sum of V (Eq. 1)
     feed_forward: int  # Eq. 2
-    softmax: int  # logits (§3.4)
+    softmax: int  # logits over the target vocabulary (§3.4)
 
 
 def forward_flops(config: TransformerConfig, source_lengths: Lengths, target_lengths: Lengths) -> Flops:
-    """The logits of pairs of sentences of these lengths, one pair after the other."""
+    """A forward pass over sentence pairs of these lengths, up to the logits."""
     source, target = np.asarray(source_lengths, np.int64), np.asarray(target_lengths, np.int64)
     source_tokens, target_tokens = int(source.sum()), int(target.sum())
     scores = int(source @ source + target @ target + target @ source)  # of all three attentions, per head and layer
-    heads = config.num_heads * (config.d_k + config.d_v)  # width of all queries and values, as of all keys and heads
-    # A source token is queried and read in the encoder, and read by the decoder; a target token is queried and read in
-    # the decoder's self-attention, and queries the source.
+    heads = config.num_heads * (config.d_k + config.d_v)
+    # To be a query (W^Q and W^O) or a key (W^K and W^V) costs a token d_model · heads multiply-adds. Per layer, a source
+    # token is query and key in the encoder and key in cross-attention, a target token query, key and query.
     projected = 3 * source_tokens + 3 * target_tokens
     return Flops(
         projections=2 * config.num_layers * projected * config.d_model * heads,
@@ -42,5 +41,5 @@ def forward_flops(config: TransformerConfig, source_lengths: Lengths, target_len
 
 
 def training_flops(config: TransformerConfig, source_lengths: Lengths, target_lengths: Lengths) -> int:
-    """Forward and backward: for each product of the one, two of the other (to its input and to its kernel)."""
+    """Forward and backward pass: each matrix product has two in the backward pass, for its input and its kernel."""
     return 3 * sum(forward_flops(config, source_lengths, target_lengths))

@@ -1,4 +1,4 @@
-"""§3.3–3.5 and §5.4: feed-forward network, shared embedding and softmax, positions, dropout."""
+"""§3.3–3.5 and §5.4: feed-forward network (Eq. 2), shared embedding and softmax, positional encodings, dropout."""
 
 import math
 
@@ -10,11 +10,14 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.model.attention import glorot_uniform
-from t2t_jax.model.products import dense, product
+from t2t_jax.model.einsum import dense, einsum
+
+# The index in the global batch of each given row, on which dropout depends; inside the layers None outside training.
+Rows = Int[Array, " B"] | None
 
 
 class FeedForward(nn.Module):
-    """max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2, §3.3)."""
+    """Position-wise feed-forward network: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2, §3.3)."""
 
     d_ff: int
 
@@ -24,18 +27,18 @@ class FeedForward(nn.Module):
 
 
 class Dense(nn.Module):
-    """x W + b, in x's dtype."""
+    """x W + b in x's dtype; W has `features` columns."""
 
-    width: int
+    features: int
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T N"]:
-        kernel = self.param("kernel", glorot_uniform(1.0, 0, 1), (x.shape[-1], self.width))
-        return dense(x, kernel, self.param("bias", nn.initializers.zeros_init(), (self.width,)))
+        kernel = self.param("kernel", glorot_uniform(1.0, 0, 1), (x.shape[-1], self.features))
+        return dense(x, kernel, self.param("bias", nn.initializers.zeros_init(), (self.features,)))
 
 
 class Embedding(nn.Module):
-    """One matrix, N(0, 1/√d_model): token vectors on the way in, the softmax on the way out (§3.4)."""
+    """Embedding matrix E and, transposed, the linear layer before the softmax (§3.4); E ~ N(0, σ = d_model^−0.5)."""
 
     vocab_size: int
     d_model: int
@@ -46,15 +49,15 @@ class Embedding(nn.Module):
         self.table = self.param("table", init, (self.vocab_size, self.d_model))
 
     def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """Token vectors times √d_model; padding (id 0) is the zero vector, and so is the start symbol."""
-        vectors = _rows(self.table, ids).astype(self.dtype) * math.sqrt(self.d_model)
+        """Rows of E times √d_model; id 0, padding and start symbol, gets the zero vector."""
+        vectors = _look_up(self.table, ids).astype(self.dtype) * math.sqrt(self.d_model)
         return jnp.where((ids != 0)[..., None], vectors, 0).astype(self.dtype)
 
     def logits_of_step(self, x: Float[Array, "B W D"]) -> Float[Array, "B W vocab"]:
-        """x Eᵀ, computed as (E xᵀ)ᵀ: for the few rows of a decoding step that is a quarter faster on CPU."""
+        """x Eᵀ for one decoding step, computed as (E xᵀ)ᵀ: a quarter faster on CPU for so few rows."""
         rows = x.reshape(-1, self.d_model)
-        # XLA looks through a transposition, and a barrier, and would put it into the product, which is then slower,
-        # and in bfloat16 computed in float32; a column more hides it.
+        # XLA would fuse the transposition into the matmul, even through a barrier; that is slower and computes
+        # bfloat16 in float32. Padding by one column and slicing it off prevents the fusion.
         columns = jax.lax.optimization_barrier(jnp.pad(rows.T, ((0, 0), (0, 1))))[:, :-1]
         table = self.table.astype(self.dtype)
         logits = jnp.einsum("vd,dr->vr", table, columns, preferred_element_type=jnp.float32)
@@ -62,28 +65,31 @@ class Embedding(nn.Module):
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T vocab"]:
         """x Eᵀ, unscaled, in float32."""
-        return product("btd,vd->btv", x.astype(self.dtype), self.table, jnp.float32)
+        return einsum("btd,vd->btv", x.astype(self.dtype), self.table, jnp.float32)
 
 
-def _rows(table: Float[Array, "vocab D"], ids: Int[Array, "*n"]) -> Float[Array, "*n D"]:
+def _look_up(table: Float[Array, "vocab D"], ids: Int[Array, "*n"]) -> Float[Array, "*n D"]:
     if table.dtype != jnp.bfloat16:
         return table[ids]
-    # To look up a few rows of bfloat16, XLA on CPU converts the whole table first; the bits, and behind a barrier, it
-    # looks up as they are.
+    # XLA on CPU converts a whole bfloat16 table to float32 before it gathers rows. Gathering the bits as integers,
+    # behind a barrier, avoids that.
     table, ids = jax.lax.optimization_barrier((table, ids))
     bits = jax.lax.bitcast_convert_type(table, jnp.uint16)[ids]
     return jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
 
 
 def sinusoidal_positions(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
-    """sin(pos / 10000^(2i/d_model)) at channel 2i, the cosine at channel 2i+1 (§3.5)."""
+    """Positional encoding (§3.5), sines and cosines interleaved.
+
+    PE(pos, 2i) = sin(pos / 10000^(2i/d_model)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d_model))
+    """
     rates = _rates(10000 ** (-2 * np.arange(d_model // 2) / d_model))
     angles = positions[:, None] * rates
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(-1, d_model)
 
 
 def t2t_positions(positions: Int[Array, " T"], d_model: int) -> Float[Array, "T D"]:
-    """The layout of the paper's own code: all sines, then all cosines; wavelengths from 2π to 10000·2π inclusive."""
+    """The layout of the paper's code: all sines, then all cosines; wavelengths from 2π to 10000·2π inclusive."""
     step = math.log(10000) / max(d_model // 2 - 1, 1)
     angles = positions[:, None] * _rates(np.exp(-step * np.arange(d_model // 2)))
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
@@ -94,7 +100,7 @@ def _rates(rates: np.ndarray) -> Float[Array, "1 D_half"]:
 
 
 class LearnedPositions(nn.Module):
-    """A trained vector for each position (Table 3 row E); positions beyond the table reuse its last row."""
+    """Learned positional embedding (Table 3 row E); positions beyond the table use its last row."""
 
     length: int
     d_model: int
@@ -109,12 +115,12 @@ class LearnedPositions(nn.Module):
 def keep_mask(
     key: Array, keep_probability: float, shape: tuple[int, ...], rows: Int[Array, " B"]
 ) -> Bool[Array, "B ..."]:
-    """True with `keep_probability`, independently for each element; a pure function of (key, element index).
+    """Dropout mask: True with `keep_probability`, independently for each element.
 
-    `rows` are the numbers of the array's rows in the global batch. Hashes the element's index there with the key
-    instead of drawing from `jax.random`: a few integer operations that the compiler fuses into the multiplication,
-    several times cheaper than threefry on a CPU, and the same bits however the batch is split over devices and
-    microbatches.
+    `rows` are the indices of the array's rows in the global batch. An element's bits are a hash of the key and of its
+    index in the global batch, so they are the same however the batch is split over devices and microbatches. The
+    compiler fuses these few integer operations into the multiplication: on CPU several times cheaper than threefry
+    (`jax.random`).
     """
     words = jax.random.key_data(key).ravel()
     index = jnp.expand_dims(rows.astype(jnp.uint32), range(1, len(shape))) * jnp.uint32(math.prod(shape[1:]))
@@ -126,10 +132,7 @@ def keep_mask(
 
 
 def _mix(x: Array) -> Array:
-    """A bijection of the 32-bit words in which every input bit flips each output bit half of the time.
-
-    Two rounds of xor-shift and multiply, with the constants of Wellons' "lowbias32".
-    """
+    """Wellons' integer hash "lowbias32": a bijection where each input bit flips each output bit half of the time."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
@@ -138,14 +141,13 @@ def _mix(x: Array) -> Array:
 class Dropout(nn.Module):
     """Zeroes each element with probability `rate` and scales the rest by 1/(1 − rate) (§5.4).
 
-    `rows` are the numbers of x's rows in the global batch, of which the mask is a function; None outside training,
-    when nothing is dropped.
+    `rows` are the indices of x's rows in the global batch (see `keep_mask`); None outside training: the identity.
     """
 
     rate: float
 
     @nn.compact
-    def __call__(self, x: Float[Array, "B ..."], rows: Int[Array, " B"] | None) -> Float[Array, "B ..."]:
+    def __call__(self, x: Float[Array, "B ..."], rows: Rows) -> Float[Array, "B ..."]:
         if rows is None or self.rate == 0:
             return x
         keep = keep_mask(self.make_rng("dropout"), 1 - self.rate, x.shape, rows)

@@ -1,4 +1,8 @@
-"""§5.4: label-smoothed cross-entropy, straight from what the softmax multiplies: all logits never exist at once."""
+"""§5.4: label-smoothed cross-entropy.
+
+Chunked softmax cross-entropy: logits are computed for a few target positions at a time; [B, T, vocab] is never
+materialised. `smoothed_cross_entropy_reference` is the same formula on all logits at once.
+"""
 
 import functools
 
@@ -6,18 +10,28 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2t_jax.model.products import product
+from t2t_jax.model.einsum import einsum
 from t2t_jax.model.transformer import Transformer
 from t2t_jax.training.train_step import Batch, LossFn
 
 Sums = tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]
 
 
-def tokens_per_chunk() -> int:
-    """Target positions whose logits a device has in memory together: 63 MiB of float32 at 32,000 ids on CPU.
+def smoothed_cross_entropy_reference(
+    logits: Float[Array, "B T vocab"], targets: Int[Array, "B T"], label_smoothing: float
+) -> Float[Array, ""]:
+    """−Σ q · log softmax(logits) over non-padding targets; q is 1 − ε at the true id, ε/(vocab − 1) at the others."""
+    is_target = jnp.arange(logits.shape[-1])[None, None] == targets[..., None]  # [B, T, vocab]
+    q = jnp.where(is_target, 1 - label_smoothing, label_smoothing / (logits.shape[-1] - 1))
+    losses = -jnp.sum(q * jax.nn.log_softmax(logits), axis=-1)  # [B, T]
+    return jnp.sum(jnp.where(targets != 0, losses, 0))
 
-    There that is faster than all at once; with fewer, each chunk's pass over the gradient by the table costs more than
-    it saves. So it would on an accelerator, whose products are far faster than its memory.
+
+def tokens_per_chunk() -> int:
+    """Number of target positions whose logits a device holds at once: 63 MiB of float32 for 32,000 ids on CPU.
+
+    On CPU that is faster than all at once; smaller chunks are slower, as each one reads and writes the whole gradient
+    of the table. Accelerators, whose matmuls are much faster than their memory, need larger chunks.
     """
     return 512 if jax.default_backend() == "cpu" else 4096
 
@@ -32,62 +46,63 @@ def cross_entropy(
 ) -> Sums:
     """(smoothed loss, unsmoothed negative log-likelihood, tokens): sums in nats over the non-padding targets.
 
-    The logits are y tableᵀ. The smoothed target has 1 − ε on the true id and ε/(vocab − 1) on every other one. The
-    smoothed loss alone has a gradient; that of the other two is zero. The rows lie in equal shares on `devices`.
+    The logits are y · tableᵀ. ε = `label_smoothing`: the smoothed target has 1 − ε on the true id and ε/(vocab − 1) on
+    every other id. Custom VJP: the forward pass computes the gradients too, of the smoothed loss only; the other two
+    sums have zero gradient. The rows are divided equally among `devices`.
     """
 
     def add(total, y, targets):
         return jax.tree.map(jnp.add, total, _softmax_loss(y, table, targets, label_smoothing)[0]), None
 
-    return _totals(_over_chunks(add, _no_sums(targets), y, targets, devices)[0])
+    return _totals(_scan_chunks(add, _zero_sums(targets), y, targets, devices)[0])
 
 
-def _with_gradients(y, table, targets, label_smoothing, devices):
-    """The sums, and the gradients of the loss, made while the logits of each chunk are there anyway."""
+def _forward(y, table, targets, label_smoothing, devices):
+    """The sums, and as residuals the gradients of the loss, computed while the logits of each chunk exist."""
 
     def add(total, y, targets):
         sums, by_logits = _softmax_loss(y, table, targets, label_smoothing)
-        by_y = product("btv,vd->btd", by_logits, table, y.dtype)
-        # Each device adds up its own rows', so that the devices need to be added up but once. [D, vocab], as the
-        # product for [vocab, D] would first transpose a copy of the logits.
-        of_device = lambda x: x.reshape(devices, -1, *x.shape[1:])
-        by_table = product("nbtd,nbtv->ndv", of_device(y), of_device(by_logits), jnp.float32)
+        by_y = einsum("btv,vd->btd", by_logits, table, y.dtype)
+        # Each device sums over its own rows, so that one all-reduce after the last chunk is enough. [D, vocab], as the
+        # matmul for [vocab, D] would first transpose a copy of the logits.
+        by_device = lambda x: x.reshape(devices, -1, *x.shape[1:])
+        by_table = einsum("nbtd,nbtv->ndv", by_device(y), by_device(by_logits), jnp.float32)
         return jax.tree.map(jnp.add, total, (sums, by_table)), by_y
 
-    zeros = _no_sums(targets), jnp.zeros((devices, *table.shape[::-1]))
-    (sums, by_table), by_y = _over_chunks(add, zeros, y, targets, devices)
-    # Behind a barrier, as XLA would put the transposition into the product, for which it has no bfloat16 on CPU.
+    zeros = _zero_sums(targets), jnp.zeros((devices, *table.shape[::-1]))
+    (sums, by_table), by_y = _scan_chunks(add, zeros, y, targets, devices)
+    # Without the barrier XLA would fuse the transposition into a matmul that it lacks for bfloat16 on CPU.
     by_table = jax.lax.optimization_barrier(by_table.sum(axis=0))
     return _totals(sums), (by_y, by_table.T.astype(table.dtype))
 
 
 def _backward(label_smoothing, devices, gradients, cotangents):
-    times = lambda gradient: gradient * cotangents[0].astype(gradient.dtype)
-    return *map(times, gradients), None
+    scale = lambda gradient: gradient * cotangents[0].astype(gradient.dtype)
+    return *map(scale, gradients), None
 
 
-cross_entropy.defvjp(_with_gradients, _backward)
+cross_entropy.defvjp(_forward, _backward)
 
 
 def _softmax_loss(y, table, targets, label_smoothing):
-    """The sums of each row of a chunk, and the gradient by its logits: softmax − smoothed target, zero at padding."""
-    logits = product("btd,vd->btv", y, table, jnp.float32)
-    true, others = 1 - label_smoothing, label_smoothing / (len(table) - 1)
+    """Per row of a chunk, the sums; and the gradient of the logits: softmax − smoothed target, zero at padding."""
+    logits = einsum("btd,vd->btv", y, table, jnp.float32)
+    on_target, elsewhere = 1 - label_smoothing, label_smoothing / (len(table) - 1)
     weights = (targets != 0).astype(jnp.float32)[..., None]
-    # With −log p_k = lse − z_k, the loss needs only the true logit and the sum of all.
-    true_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)
+    # As −log p_k = logsumexp(z) − z_k, the loss needs only the target's logit and the sum of all logits.
+    target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)
     largest = logits.max(axis=-1, keepdims=True)
     powers = jnp.exp(logits - largest)
     total = powers.sum(axis=-1, keepdims=True)
     lse = largest + jnp.log(total)
-    smoothed = lse - true * true_logit - others * (logits.sum(axis=-1, keepdims=True) - true_logit)
-    sums = tuple(x.sum(axis=(1, 2)) for x in (weights * smoothed, weights * (lse - true_logit), weights))
+    smoothed = lse - on_target * target_logit - elsewhere * (logits.sum(axis=-1, keepdims=True) - target_logit)
+    sums = tuple(x.sum(axis=(1, 2)) for x in (weights * smoothed, weights * (lse - target_logit), weights))
     ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
-    wanted = jnp.where(ids == targets[..., None], true, others)
-    return sums, (powers * (weights / total) - weights * wanted).astype(y.dtype)
+    q = jnp.where(ids == targets[..., None], on_target, elsewhere)
+    return sums, (powers * (weights / total) - weights * q).astype(y.dtype)
 
 
-def _no_sums(targets):
+def _zero_sums(targets):
     return (jnp.zeros(len(targets)),) * 3
 
 
@@ -95,24 +110,24 @@ def _totals(sums_of_rows) -> Sums:
     return tuple(x.sum() for x in sums_of_rows)
 
 
-def _over_chunks(add, total, y, targets, devices):
-    """`add` for the chunks, one after the other: (the total, what it gave for the positions [B, T, …]).
+def _scan_chunks(add, total, y, targets, devices):
+    """Scans `add(total, y, targets) → (total, outputs)` over chunks: (final total, outputs [B, T, …]).
 
-    A chunk holds some target positions of all rows, so that it is shared out over the devices as the batch is.
+    A chunk holds some target positions of every row, so that it is divided among the devices as the batch is.
     """
     rows, length = targets.shape
-    width = -(-length // -(-rows * length // (devices * tokens_per_chunk())))
-    count = -(-length // width)
+    chunk_length = -(-length // -(-rows * length // (devices * tokens_per_chunk())))
+    count = -(-length // chunk_length)
     if count == 1:
         return add(total, y, targets)
 
-    def cut(x):
-        x = jnp.pad(x, ((0, 0), (0, count * width - length)) + ((0, 0),) * (x.ndim - 2))
-        return x.reshape(rows, count, width, *x.shape[2:]).swapaxes(0, 1)
+    def split(x):
+        x = jnp.pad(x, ((0, 0), (0, count * chunk_length - length)) + ((0, 0),) * (x.ndim - 2))
+        return x.reshape(rows, count, chunk_length, *x.shape[2:]).swapaxes(0, 1)
 
-    join = lambda x: x.swapaxes(0, 1).reshape(rows, count * width, *x.shape[3:])[:, :length]
-    total, found = jax.lax.scan(lambda total, chunk: add(total, *chunk), total, (cut(y), cut(targets)))
-    return total, jax.tree.map(join, found)
+    join = lambda x: x.swapaxes(0, 1).reshape(rows, count * chunk_length, *x.shape[3:])[:, :length]
+    total, outputs = jax.lax.scan(lambda total, chunk: add(total, *chunk), total, (split(y), split(targets)))
+    return total, jax.tree.map(join, outputs)
 
 
 def label_smoothed_loss(model: Transformer, label_smoothing: float, devices: int = 1) -> LossFn:

@@ -7,6 +7,7 @@ from flax import linen as nn
 from t2t_jax.model import attention
 from t2t_jax.model.attention import (
     MultiHeadAttention,
+    ancestor_mask,
     causal_mask,
     padding_mask,
     scaled_dot_product_attention,
@@ -20,7 +21,7 @@ def arrays(*shapes, seed=0):
     return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
 
 
-def test_equation_1_in_numpy():
+def test_scaled_dot_product_attention_is_equation_1_in_numpy():
     query, key, value = arrays((B, H, T, K), (B, H, K, S), (B, H, S, V))
     found = scaled_dot_product_attention(query, key, value, jnp.ones((1, 1, 1, S), bool))
     for b in range(B):
@@ -30,7 +31,7 @@ def test_equation_1_in_numpy():
             np.testing.assert_allclose(found[b, h], weights @ value[b, h], atol=1e-6)
 
 
-def test_masking_equals_deleting():
+def test_masking_a_position_equals_deleting_it():
     query, key, value = arrays((B, H, T, K), (B, H, K, S), (B, H, S, V))
     mask = (jnp.arange(S) < 4)[None, None, None]
     masked = scaled_dot_product_attention(query, key, value, mask)
@@ -38,10 +39,10 @@ def test_masking_equals_deleting():
     np.testing.assert_allclose(masked, deleted, atol=1e-6)
 
 
-def test_nothing_to_attend_to_is_finite_in_value_and_gradient():
+def test_a_fully_masked_row_has_finite_values_and_gradients():
     query, key, value = arrays((B, H, T, K), (B, H, K, S), (B, H, S, V))
-    nothing = jnp.zeros((1, 1, 1, S), bool)
-    total = lambda q: scaled_dot_product_attention(q, key, value, nothing).sum()
+    all_masked = jnp.zeros((1, 1, 1, S), bool)
+    total = lambda q: scaled_dot_product_attention(q, key, value, all_masked).sum()
     assert np.isfinite(total(query)) and np.isfinite(jax.grad(total)(query)).all()
 
 
@@ -53,10 +54,19 @@ def test_masks_by_hand():
         np.testing.assert_array_equal(window_mask(4, window)[0, 0], expected)
 
 
+@pytest.mark.parametrize(("window", "oldest"), [(0, 0), (2, 1)])
+def test_a_hypothesis_attends_to_its_ancestors_in_the_ring_buffer(window, oldest):
+    """Two beams, three slots, the newest is 2: each beam's ancestors; none in slot 0 for beam 1."""
+    mask = ancestor_mask(jnp.array([[[1, 0, 0], [-1, 0, 1]]]), jnp.array(2), window)
+    by_slot = np.array([[[0, 1], [1, 0], [1, 0]], [[0, 0], [1, 0], [0, 1]]], bool)  # [W, T, W]
+    by_slot[:, :oldest] = False
+    np.testing.assert_array_equal(mask[0, 0], by_slot.reshape(2, 6))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_agrees_with_flax(bias):
-    """The same weights in Flax's own layer give the same output (its d_v is its d_k)."""
-    (x, memory) = arrays((B, T, D), (B, S, D))
+    """Flax's MultiHeadDotProductAttention with the same weights gives the same output (it has d_v = d_k)."""
+    x, memory = arrays((B, T, D), (B, S, D))
     ours = MultiHeadAttention(H, K, K, D, bias, 1.0, 1.0)
     mask = jnp.ones((B, 1, T, S), bool).at[1, :, :, 4:].set(False)
     params = ours.init(jax.random.key(0), x, memory, mask, lambda w: w)["params"]
@@ -72,7 +82,7 @@ def test_agrees_with_flax(bias):
 
 
 def test_glorot_fans_are_those_of_the_flattened_kernel():
-    """Limits √(6/(fan_in + fan_out)), and those of a fused q, k, v matrix with the gains of the model."""
+    """Limit √(6/(fan_in + fan_out)); with the gain √(1/2), that of one fused kernel for q, k and v."""
     init = attention.glorot_uniform(np.sqrt(1 / 2), 0, (1, 2))
     kernel = init(jax.random.key(0), (64, 8, 8), jnp.float32)
     limit = np.sqrt(6 / (64 + 3 * 64))  # fused: 64 in, 3 · 64 out

@@ -12,20 +12,22 @@ BASE = TransformerConfig()
 
 
 def test_one_pair_by_hand():
-    """d 5, h 2, d_k 3, d_v 4, f 7, vocabulary 11, one layer; 3 source and 2 target tokens."""
+    """d_model 5, h 2, d_k 3, d_v 4, d_ff 7, vocabularies 13 and 11, one layer; 3 source and 2 target tokens."""
+    sizes = {"num_layers": 1, "d_model": 5, "d_ff": 7, "num_heads": 2, "d_k": 3, "d_v": 4}
     config = TransformerConfig(
-        vocab_size=11, num_layers=1, d_model=5, d_ff=7, num_heads=2, d_k=3, d_v=4, positions="learned"
+        vocab_size=11, source_vocab_size=13, share_embeddings=False, positions="learned", **sizes
     )
     q, k, v, o = 5 * 2 * 3, 5 * 2 * 3, 5 * 2 * 4, 2 * 4 * 5
-    encoder, left, across = 3 * (q + k + v + o), 2 * (q + k + v + o), 2 * (q + o) + 3 * (k + v)
-    scored = 2 * (3 * 3 + 2 * 2 + 2 * 3) * (3 + 4)
-    expected = Flops(2 * (encoder + left + across), 2 * scored, 2 * (3 + 2) * (5 * 7 + 7 * 5), 2 * 2 * 5 * 11)
+    encoder, decoder, cross = 3 * (q + k + v + o), 2 * (q + k + v + o), 2 * (q + o) + 3 * (k + v)
+    scores_and_sums = 2 * (3 * 3 + 2 * 2 + 2 * 3) * (3 + 4)
+    projections, feed_forward = encoder + decoder + cross, (3 + 2) * (5 * 7 + 7 * 5)
+    expected = Flops(2 * projections, 2 * scores_and_sums, 2 * feed_forward, softmax=2 * 2 * 5 * 11)
     assert forward_flops(config, [3], [2]) == expected
     assert training_flops(config, [3], [2]) == 3 * sum(expected)
 
 
 def compiled_flops(function, *arguments):
-    """What XLA counts in the compiled program."""
+    """XLA's own count for the compiled program."""
     return jax.jit(function).lower(*arguments).compile().cost_analysis()["flops"]
 
 
@@ -33,7 +35,7 @@ def compiled_flops(function, *arguments):
     "changes", [{}, {"num_layers": 1, "d_k": 96, "norm": "pre", "share_embeddings": False}], ids=str
 )
 def test_xla_counts_the_same(changes):
-    """Dense batches, forward and backward; what is done element by element is XLA's 1 to 2 percent more."""
+    """Dense batches, forward and backward. XLA counts up to 2 percent more: it includes element-wise operations."""
     shape = TransformerConfig(
         vocab_size=1000, num_layers=2, d_model=128, d_ff=640, num_heads=4, d_k=48, d_v=24, dropout=0.0
     )
@@ -55,7 +57,7 @@ def test_xla_counts_the_same(changes):
 
 
 def test_the_base_model_of_the_paper():
-    """100,000 steps of 25,000 tokens a side: layers 6.6e17, softmax 2.8e17; a hundred thousandth of it is counted."""
+    """100,000 steps of 25,000 source and 25,000 target tokens: layers 6.6e17, softmax 2.8e17 operations."""
     lengths = np.full(1000, 25)
     forward = forward_flops(BASE, lengths, lengths)
     layers = 3 * (forward.projections + forward.feed_forward) * 100_000
@@ -65,14 +67,14 @@ def test_the_base_model_of_the_paper():
 
 
 def test_six_operations_for_each_parameter_and_pair_of_tokens():
-    """Short sentences: each kernel is used once a token (encoder and decoder have as many), biases and norms apart."""
-    kernels = num_parameters(BASE) - 6 * (2 * (2048 + 512) + 5 * 2 * 512)
+    """Sentences of one token: each weight of a kernel is one multiply-add forward and two backward."""
+    kernels = num_parameters(BASE) - 6 * (2 * (2048 + 512) + 5 * 2 * 512)  # without biases and norms
     pairs = 1000
     forward = forward_flops(BASE, np.ones(pairs), np.ones(pairs))
     assert 3 * (sum(forward) - forward.attention) == 6 * kernels * pairs
 
 
-def test_pairs_add_up_and_only_attention_feels_how_they_are_cut():
+def test_pairs_add_up_and_only_attention_depends_on_how_a_text_is_split():
     one, two = forward_flops(BASE, [7], [5]), forward_flops(BASE, [30], [41])
     assert forward_flops(BASE, [7, 30], [5, 41]) == tuple(a + b for a, b in zip(one, two, strict=True))
     whole, halves = forward_flops(BASE, [40], [60]), forward_flops(BASE, [20, 20], [30, 30])
@@ -80,6 +82,6 @@ def test_pairs_add_up_and_only_attention_feels_how_they_are_cut():
     assert whole._replace(attention=0) == halves._replace(attention=0)
 
 
-def test_lengths_of_few_bits_do_not_overflow():
+def test_lengths_of_a_small_integer_type_do_not_overflow():
     lengths = np.full(10_000, 250, np.int16)
     assert training_flops(BASE, lengths, lengths) == 10_000 * training_flops(BASE, [250], [250])

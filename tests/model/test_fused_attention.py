@@ -1,4 +1,4 @@
-"""JAX's own attention in place of ours: the same loss and gradients."""
+"""`fused_attention` (JAX's kernels) and `scaled_dot_product_attention` (ours) give the same loss and gradients."""
 
 import dataclasses
 
@@ -21,9 +21,9 @@ def both_ways(**changes):
 
 
 def batch(packed):
-    """Pairs and, behind them, a row of padding."""
-    found = together(apart(), ROWS) if packed else apart()
-    return {name: jnp.pad(x, ((0, 1), (0, 0))) for name, x in found.items()}
+    """Sentence pairs, and a last row of padding only."""
+    pairs = together(apart(), ROWS) if packed else apart()
+    return {name: jnp.pad(x, ((0, 1), (0, 0))) for name, x in pairs.items()}
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -32,14 +32,14 @@ def test_loss_and_gradient_are_those_of_equation_1(monkeypatch, packed, changes)
     ours, fused = both_ways(d_v=tiny.K, **changes)
     params = tiny.variables(ours)["params"]
     (loss, _), gradient = loss_and_gradient(ours, params, batch(packed))
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", None)  # so it can't be what is called
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", None)  # so that the fused model cannot call it
     (found, _), found_gradient = loss_and_gradient(fused, params, batch(packed))
     np.testing.assert_allclose(found, loss, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(found_gradient), jax.tree.leaves(gradient), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
 
 
-def test_values_may_be_of_another_width():
+def test_d_v_may_differ_from_d_k():
     ours, fused = both_ways()
     variables, arguments = tiny.variables(ours), (tiny.sentences([S, 3], S), tiny.sentences([T, 2], T))
     np.testing.assert_array_equal(tiny.apply(fused, variables, *arguments), tiny.apply(ours, variables, *arguments))
@@ -54,7 +54,7 @@ def test_rows_of_padding_have_finite_logits_and_gradients():
 
 
 @pytest.mark.parametrize(
-    ("backend", "dtype", "width", "length", "masked", "expected"),
+    ("backend", "dtype", "head_dim", "length", "masked", "expected"),
     [
         ("gpu", jnp.bfloat16, 64, 5, False, "cudnn"),
         ("gpu", jnp.bfloat16, 64, 6, True, "cudnn"),
@@ -65,26 +65,26 @@ def test_rows_of_padding_have_finite_logits_and_gradients():
         ("cpu", jnp.bfloat16, 64, 6, False, "xla"),
     ],
 )
-def test_cudnn_is_asked_for_what_it_has_and_lengths_in_place_of_masks(
-    monkeypatch, backend, dtype, width, length, masked, expected
+def test_cudnn_is_used_where_it_supports_the_case_and_padding_masks_become_lengths(
+    monkeypatch, backend, dtype, head_dim, length, masked, expected
 ):
-    asked = {}
+    used = {}
 
     def record(query, key, value, **options):
-        asked.update(options)
+        used.update(options)
         return query
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
-    array = jnp.zeros((2, 3, length, width), dtype)
+    array = jnp.zeros((2, 3, length, head_dim), dtype)
     padding = attention.padding_mask(jnp.array([[3] * length, [0] * length]))
     mask = jnp.ones((1, 1, length, length), bool) if masked else padding
     attention.fused_attention(array, jnp.swapaxes(array, 2, 3), array, mask, causal=True)
-    assert asked["implementation"] == expected and asked["is_causal"]
+    assert used["implementation"] == expected and used["is_causal"]
     if masked:
-        assert asked["mask"].shape == (2, 1, length, length)
+        assert used["mask"].shape == (2, 1, length, length)
     else:
-        assert asked["key_value_seq_lengths"].tolist() == [length, 1], "no row is without a key"
+        assert used["key_value_seq_lengths"].tolist() == [length, 1], "every row has a key to attend to"
 
 
 def test_dropout_on_attention_weights_is_refused():

@@ -12,11 +12,11 @@ from tests.tiny import VOCAB, B, D, F, T
 def test_positions_0_and_1_by_hand():
     signal = sinusoidal_positions(jnp.arange(2), 4)
     np.testing.assert_allclose(signal[0], [0, 1, 0, 1])
-    # Channels 2i, 2i+1 turn at 10000^(−2i/4): once per radian, then once per hundred.
+    # Channels 2i, 2i+1 have frequency 10000^(−2i/4): 1, then 1/100.
     np.testing.assert_allclose(signal[1], [np.sin(1), np.cos(1), np.sin(0.01), np.cos(0.01)], rtol=1e-5)
 
 
-def test_t2t_positions_end_at_the_slowest_wavelength_inclusive():
+def test_t2t_positions_include_the_longest_wavelength():
     signal = t2t_positions(jnp.array([1]), 6)[0]
     np.testing.assert_allclose(signal, [*np.sin([1, 1e-2, 1e-4]), *np.cos([1, 1e-2, 1e-4])], rtol=1e-5)
 
@@ -30,7 +30,7 @@ def test_feed_forward_is_equation_2():
     np.testing.assert_allclose(layer.apply({"params": params}, x), expected, atol=1e-5)
 
 
-def test_embedding_is_scaled_on_the_way_in_only_and_padding_is_zero():
+def test_embeddings_are_scaled_logits_are_not_and_padding_is_zero():
     layer = Embedding(VOCAB, D, jnp.float32)
     variables = layer.init(jax.random.key(0), jnp.ones((1, 1), jnp.int32))
     table = variables["params"]["table"]
@@ -41,7 +41,7 @@ def test_embedding_is_scaled_on_the_way_in_only_and_padding_is_zero():
     np.testing.assert_allclose(logits[0, 0], table @ vectors[0, 0], atol=1e-5)
 
 
-def test_embedding_starts_with_unit_variance_inputs():
+def test_initial_embeddings_have_unit_variance():
     layer = Embedding(1000, 64, jnp.float32)
     table = layer.init(jax.random.key(0), jnp.ones((1, 1), jnp.int32))["params"]["table"]
     np.testing.assert_allclose(np.std(table) * np.sqrt(64), 1, rtol=0.01)
@@ -49,7 +49,7 @@ def test_embedding_starts_with_unit_variance_inputs():
 
 @given(st.integers(0, 2**31), st.sampled_from([0.1, 0.3, 0.5, 0.9]))
 @settings(max_examples=20)
-def test_keep_mask_keeps_the_right_share_without_neighbours_agreeing(seed, keep):
+def test_keep_mask_keeps_the_right_share_independently_of_neighbours_and_seeds(seed, keep):
     mask = np.asarray(keep_mask(jax.random.key(seed), keep, (300, 400), jnp.arange(300)))
     error = 5 * np.sqrt(keep * (1 - keep) / mask.size)  # five standard deviations
     assert abs(mask.mean() - keep) < error
@@ -65,13 +65,13 @@ def test_keep_mask_uses_every_word_of_the_key():
     assert (masks[0] != masks[1]).any() and (masks[0] != masks[2]).any()
 
 
-def test_the_mask_of_a_row_depends_on_its_number_and_not_on_the_other_rows():
+def test_the_dropout_mask_of_a_row_depends_on_its_index_only():
     key, numbers = jax.random.key(0), jnp.array([7, 0, 3])
     whole = keep_mask(key, 0.5, (8, 5, 6), jnp.arange(8))
     np.testing.assert_array_equal(keep_mask(key, 0.5, (3, 5, 6), numbers), whole[numbers])
 
 
-def test_dropout_scales_what_it_keeps_and_is_off_outside_training():
+def test_dropout_scales_kept_elements_and_is_the_identity_outside_training():
     x = jnp.full((50, 60), 2.0)
     layer = Dropout(0.25)
     np.testing.assert_array_equal(layer.apply({}, x, None), x)
@@ -81,7 +81,7 @@ def test_dropout_scales_what_it_keeps_and_is_off_outside_training():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])
-def test_dropout_gradient_is_its_mask(rate):
+def test_the_gradient_of_dropout_is_its_scaled_mask(rate):
     drop = lambda x: Dropout(rate).apply({}, x, jnp.arange(6), rngs={"dropout": jax.random.key(0)})
     x = jnp.ones((6, 7))
     np.testing.assert_array_equal(jax.grad(lambda x: drop(x).sum())(x), drop(x))

@@ -1,4 +1,4 @@
-"""Pairs that share a row = the same pairs in rows of their own."""
+"""Sequence packing: several sentence pairs in one row give the same results as one pair per row."""
 
 import functools
 
@@ -13,7 +13,7 @@ from tests import tiny
 from tests.tiny import VOCAB, S, T
 
 LENGTHS = [(S, 3), (4, T), (1, 1), (2, 4), (6, 2)]
-ROWS = [[0, 2], [1, 3, 4]]  # the pairs of each packed row; the first one is mostly padding
+ROWS = [[0, 2], [1, 3, 4]]  # the pairs in each packed row; the first row is mostly padding
 VARIANTS = [
     {},
     {"norm": "pre"},
@@ -25,15 +25,16 @@ VARIANTS = [
 
 
 def apart():
+    """One pair per row."""
     sources, targets = zip(*LENGTHS, strict=True)
     return {"inputs": tiny.sentences(sources, S), "targets": tiny.sentences(targets, T, seed=1)}
 
 
-def together(batch, rows, source_width=13, target_width=11):
-    """The rows of a batch, several in each row and numbered from 1."""
+def together(batch, rows, source_length=13, target_length=11):
+    """The same pairs packed into rows, with segment ids from 1."""
     packed = {}
-    for side, width in (("input", source_width), ("target", target_width)):
-        ids, segments = np.zeros((2, len(rows), width), np.int32)
+    for side, length in (("input", source_length), ("target", target_length)):
+        ids, segments = np.zeros((2, len(rows), length), np.int32)
         for row, pairs in enumerate(rows):
             sentences = [np.trim_zeros(np.asarray(batch[f"{side}s"][pair])) for pair in pairs]
             used = sum(map(len, sentences))
@@ -54,7 +55,7 @@ def loss_and_gradient(model, params, batch):
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-def test_a_packed_batch_has_the_loss_and_the_gradient_of_its_pairs(changes):
+def test_a_packed_batch_has_the_loss_and_gradient_of_its_pairs(changes):
     model = tiny.model(dropout=0.0, **changes)
     params = tiny.variables(model)["params"]
     (loss, (nll, tokens)), gradient = loss_and_gradient(model, params, apart())
@@ -66,8 +67,8 @@ def test_a_packed_batch_has_the_loss_and_the_gradient_of_its_pairs(changes):
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_no_gradient_leaves_its_pair(norm):
-    """Three pairs without a common id in one row: an id's vector acts on the logits of its own pair only."""
+def test_no_gradient_crosses_the_border_of_a_pair(norm):
+    """Three pairs without a common id in one row: the logits of a pair depend on the embeddings of its ids only."""
     model = tiny.model(dropout=0.0, norm=norm, share_embeddings=False)
     params = tiny.variables(model)["params"]
     ids, segments = jnp.array([[2, 3, 4, 5, 6, 7, 0]]), jnp.array([[1, 1, 2, 2, 2, 3, 0]])
@@ -77,14 +78,15 @@ def test_no_gradient_leaves_its_pair(norm):
         logits = model.apply({"params": params}, ids, ids, segments, segments)
         return jnp.sum(logits * weights * (segments == pair)[..., None])
 
-    for pair, own in ((1, [2, 3]), (2, [4, 5, 6]), (3, [7])):
+    for pair, pair_ids in ((1, [2, 3]), (2, [4, 5, 6]), (3, [7])):
         gradient = jax.grad(of_pair)(params, pair)
-        for side, read in (("source_embedding", own), ("target_embedding", own[:-1])):  # the last one is only foretold
-            np.testing.assert_array_equal(np.flatnonzero(np.abs(gradient[side]["table"]).sum(axis=1)), read)
+        # The last target id is only predicted, never an input.
+        for side, inputs in (("source_embedding", pair_ids), ("target_embedding", pair_ids[:-1])):
+            np.testing.assert_array_equal(np.flatnonzero(np.abs(gradient[side]["table"]).sum(axis=1)), inputs)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_one_pair_a_row_is_what_rows_are_without_segments(positions):
+def test_rows_of_one_segment_equal_rows_without_segments(positions):
     model = tiny.model(positions=positions)
     batch = apart()
     segments = {f"{side}_segments": (batch[f"{side}s"] != 0).astype(jnp.int32) for side in ("input", "target")}
@@ -94,7 +96,7 @@ def test_one_pair_a_row_is_what_rows_are_without_segments(positions):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_dropout_falls_on_packed_rows_too():
+def test_dropout_applies_to_packed_rows_too():
     model = tiny.model(dropout=0.5)
     batch, key = together(apart(), ROWS), jax.random.key(0)
     variables = tiny.variables(model)
