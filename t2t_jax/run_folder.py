@@ -36,6 +36,7 @@ _LATER_FIELDS = {
     "data.vocab_pairs": 0,
     "data.vocabulary": "",
     "evaluate.dtype": "float32",
+    "model.attention": "dot_product",
     "model.attention_window": 0,
     "model.layer_norm_epsilon": 1e-6,
     "optimizer.name": "adam",

@@ -51,7 +51,9 @@ def position_rows(run_config: dict[str, Any]) -> int:
 
 
 def check_attention(config: TransformerConfig, system: str) -> None:
-    """Refuses heads of a width that other systems derive from the model's, and self-attention within a window."""
+    """Refuses attention that other systems do not have: of another kind, within a window, or with d_k of its own."""
+    if config.attention != "dot_product":
+        raise InputError(f"model.attention={config.attention!r}: {system} has 'dot_product' only")
     if config.attention_window:
         raise InputError(f"model.attention_window={config.attention_window}: {system} has unrestricted attention only")
     width = config.d_model / config.num_heads

@@ -72,6 +72,10 @@ def scaled_dot_product_attention(
     return einsum("bhts,bhsv->bhtv", dropout(weights).astype(value.dtype), value, value.dtype)
 
 
+# How each query combines the values, by the name that `model.attention` gives. A variant has the same arguments.
+ATTENTIONS = {"dot_product": scaled_dot_product_attention}
+
+
 def fused_attention(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H K S"],
@@ -118,7 +122,8 @@ class MultiHeadAttention(nn.Module):
 
     `query_gain` and `key_value_gain` scale the Glorot limits. The paper's code initialises fused kernels: one matrix
     for q, k and v of self-attention, one for k and v of cross-attention; the gains give our separate kernels the
-    same distributions. `fused` selects `fused_attention`, which has no dropout on the attention weights.
+    same distributions. `function` is a name in `ATTENTIONS`; `fused` selects `fused_attention` instead, which has no
+    dropout on the attention weights.
     """
 
     num_heads: int
@@ -128,6 +133,7 @@ class MultiHeadAttention(nn.Module):
     bias: bool
     query_gain: float
     key_value_gain: float
+    function: str = "dot_product"
     fused: bool = False
 
     def setup(self):
@@ -182,7 +188,7 @@ class MultiHeadAttention(nn.Module):
         if self.fused:
             return self.combine(fused_attention(query, key, value, mask, causal=causal))
         mask = mask & causal_mask(x.shape[1]) if causal else mask
-        return self.combine(scaled_dot_product_attention(query, key, value, mask, dropout))
+        return self.combine(ATTENTIONS[self.function](query, key, value, mask, dropout))
 
     def append_and_attend(
         self, y: Float[Array, "B W D"], cache: LayerCache, slot: Int[Array, ""], mask: Bool[Array, "B 1 W TW"]
@@ -196,5 +202,5 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "B W D"]:
         """Attends from one position of W hypotheses to cached keys and values, in the cache's dtype."""
         query = self.queries(y).astype(cache.key.dtype)
-        heads = scaled_dot_product_attention(query, cache.key, cache.value, mask)
+        heads = ATTENTIONS[self.function](query, cache.key, cache.value, mask)
         return self.combine(heads.astype(y.dtype))

@@ -56,6 +56,7 @@ def _attention(config, fused, query_gain, key_value_gain):
         bias=config.attention_bias,
         query_gain=query_gain,
         key_value_gain=key_value_gain,
+        function=config.attention,
         fused=fused,
     )
 

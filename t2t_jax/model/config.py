@@ -3,6 +3,7 @@
 import dataclasses
 
 from t2t_jax.errors import InputError, Range, check_ranges, choice
+from t2t_jax.model.attention import ATTENTIONS
 
 _MOST_PARAMETERS = 10**12  # 4 TB in float32
 _SIZE = Range(1, 10_000_000)
@@ -25,6 +26,7 @@ class TransformerConfig:
     - `positions`: 'sinusoidal' (§3.5), 't2t' (the layout of the paper's code) or 'learned' (Table 3 row E: a table
       of `max_positions` rows for each stack).
     - `norm`: 'post' (§3.1) or 'pre'.
+    - `attention`: 'dot_product' (Eq. 1) or another entry of `ATTENTIONS` (attention.py).
     - `attention_window`: r of Table 1's restricted self-attention, where a position attends to those at most r/2
       away from it; 0: unrestricted.
     """
@@ -38,6 +40,7 @@ class TransformerConfig:
     d_k: int = 64
     d_v: int = 64
     dropout: float = 0.1
+    attention: str = "dot_product"
     attention_dropout: float = 0.0
     attention_window: int = 0
     positions: str = "sinusoidal"
@@ -56,6 +59,7 @@ class TransformerConfig:
                 "model.share_embeddings must be False where the source has a vocabulary of its own; got True"
             )
         check_ranges({name: allowed for name, allowed in ranges.items() if allowed}, self, "model.")
+        choice("model.attention", self.attention, ATTENTIONS)
         choice("model.positions", self.positions, ["sinusoidal", "t2t", "learned"])
         choice("model.norm", self.norm, ["post", "pre"])
         if self.positions != "learned" and self.d_model % 2:

@@ -29,8 +29,9 @@ def forward_flops(config: TransformerConfig, source_lengths: Lengths, target_len
     source_tokens, target_tokens = int(source.sum()), int(target.sum())
     scores = int(source @ source + target @ target + target @ source)  # of all three attentions, per head and layer
     heads = config.num_heads * (config.d_k + config.d_v)
-    # To be a query (W^Q, W^O) or a key (W^K, W^V) costs a token d_model · heads multiply-adds. Per layer, a source
-    # token is query and key in the encoder and key in cross-attention, a target token query, key and query.
+    # As a query (W^Q, W^O) or as a key (W^K, W^V), a token costs d_model · heads multiply-adds. A source token is query
+    # and key in the encoder and key in cross-attention; a target token is query and key in the decoder's
+    # self-attention and query in cross-attention.
     projected = 3 * source_tokens + 3 * target_tokens
     return Flops(
         projections=2 * config.num_layers * projected * config.d_model * heads,

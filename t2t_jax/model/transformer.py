@@ -46,6 +46,11 @@ class Transformer(nn.Module):
 
     def setup(self):
         config = self.config
+        if self.fused_attention and config.attention != "dot_product":
+            raise InputError(
+                f"machine.fused_attention=True computes dot_product attention; got model.attention={config.attention}; "
+                "set the first to False"
+            )
         if self.fused_attention and config.attention_dropout > 0:
             raise InputError(
                 f"machine.fused_attention=True has no dropout on the attention weights; set model.attention_dropout="
