@@ -1,0 +1,103 @@
+"""The recipes of docs/architecture.md, followed."""
+
+import json
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from t2t_jax.data.corpora import CORPORA
+from t2t_jax.data.task import TASKS, Task
+from t2t_jax.evaluation.metrics import METRICS, Metric
+from t2t_jax.model.attention import ATTENTIONS
+from t2t_jax.model.transformer import Transformer
+from t2t_jax.training.loop import train
+from t2t_jax.training.optimizer import SCHEDULES
+from tests import tiny
+from tests.runs import tiny_config
+from tests.tiny import S, T
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/architecture.md").read_text()
+
+
+def logged(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_schedule(tmp_path, monkeypatch):
+    linear = lambda fields, d_model, train_steps: optax.linear_schedule(
+        fields["learning_rate_factor"], 0.0, train_steps
+    )
+    monkeypatch.setitem(SCHEDULES, "linear", linear)
+    config = tiny_config(tmp_path, optimizer__schedule="linear", optimizer__learning_rate_factor=0.01)
+    train(config, str(tmp_path / "run"))
+    rates = [record["learning_rate"] for record in logged(tmp_path / "run") if "learning_rate" in record]
+    assert rates == pytest.approx([0.01 * (1 - n / 6) for n in (1, 3, 5)])  # of updates 2, 4 and 6, counted from 0
+
+
+def test_a_metric(tmp_path, monkeypatch, capsys):
+    count = lambda outputs, references, language: {"words": sum(len(output.split()) for output in outputs)}
+    monkeypatch.setitem(METRICS, "words", Metric(count, {"words": "words"}))
+    monkeypatch.setitem(TASKS, "talking", Task(CORPORA, "words"))
+    config = tiny_config(tmp_path, data__task="talking", evaluate__interval_steps=6)
+    result = train(config, str(tmp_path / "run"))
+    assert result["test"]["headline"] == "words" and "sacrebleu" not in result["test"]
+    translations = (tmp_path / "run/test.hypotheses.txt").read_text()
+    assert result["test"]["words"] == len(translations.split())
+    assert [record["dev_words"] for record in logged(tmp_path / "run") if "dev_words" in record]
+    captured = capsys.readouterr()
+    assert f"test: words {result['test']['words']:.2f} on 20 sentences" in captured.out
+    assert re.search(r"step 6: dev perplexity \S+, words \d", captured.err)
+
+
+def test_an_attention_variant(monkeypatch):
+    """Every allowed value equally: the full pass and the cached steps agree, and differ from Eq. 1."""
+
+    def mean(query, key, value, mask, dropout=lambda weights: weights):
+        weights = jnp.broadcast_to(mask, (*query.shape[:3], key.shape[3])) / mask.sum(axis=-1, keepdims=True)
+        return jnp.einsum("bhts,bhsv->bhtv", dropout(weights).astype(value.dtype), value)
+
+    monkeypatch.setitem(ATTENTIONS, "mean", mean)
+    inputs, targets = tiny.sentences([S, 3], S), tiny.sentences([T, 4], T, seed=1)
+    model, usual = tiny.model(attention="mean"), tiny.model()
+    variables = tiny.variables(model)
+    logits = tiny.apply(model, variables, inputs, targets)
+    assert not np.allclose(logits, tiny.apply(usual, variables, inputs, targets))
+    cache = model.apply(variables, 2, S, 1, T, method=Transformer.init_cache)
+    source = model.apply(variables, inputs, method=Transformer.encode_source)
+    np.testing.assert_allclose(stepwise(model, variables, targets, admitted(cache, source)), logits, atol=1e-4)
+
+
+def admitted(cache, source):
+    from t2t_jax.model.kv_cache import admit_to_cache
+
+    return admit_to_cache(cache, source, jnp.arange(2))
+
+
+def stepwise(model, variables, targets, cache):
+    """Logits of each position from one cached step after the other."""
+    shifted, found = jnp.pad(targets[:, :-1], ((0, 0), (1, 0))), []
+    for t in range(T):
+        arguments = shifted[:, t : t + 1], jnp.full(2, t), cache
+        logits, cache = tiny.apply(model, variables, *arguments, method=Transformer.decode_step)
+        found.append(logits[:, 0])
+    return jnp.stack(found, axis=1)
+
+
+def test_every_recipe_touches_at_most_three_files():
+    rows = re.findall(r"^\| (a[^|]*) \| (.*) \|$", PAGE, flags=re.M)
+    assert len(rows) == 8
+    for what, touched in rows:
+        assert 1 <= len(touched.split(" · ")) <= 3, what
+
+
+def test_every_path_and_name_on_the_page_exists():
+    paths = [path for path in re.findall(r"`([\w/.]+)`", PAGE) if "/" in path]
+    assert len(paths) > 20
+    assert not [path for path in paths if not (ROOT / path).exists()]
+    for name, path in re.findall(r"`([A-Z]\w+|_LATER_FIELDS)` in\s+`([\w/.]+)`", PAGE):
+        assert re.search(rf"^(class )?{name}\b", (ROOT / path).read_text(), flags=re.M), (name, path)
