@@ -12,6 +12,7 @@ import pytest
 
 from t2t_jax import signals
 from t2t_jax.training.loop import train
+from tests.interop import models
 from tests.runs import tiny_config
 from tests.test_resume import assert_same_run, saved_steps, start
 
@@ -48,12 +49,17 @@ def test_what_slurm_and_wrappers_send_together_is_one_request(monkeypatch, came,
 SLEEP_IN_C = "import ctypes; print('ready', flush=True); list(map(ctypes.CDLL(None).sleep, [30] * 9))"
 
 
-def run(program):
-    """A program that has printed "ready"."""
+def run(program, first="ready"):
+    """The process of a program that has printed its first line."""
     process = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert process.stdout.readline() == "ready\n", process.stderr.read()
+    assert process.stdout.readline() == f"{first}\n", process.stderr.read()
     return process
 
 
@@ -91,6 +97,89 @@ def test_a_signal_to_a_forked_child_is_not_its_parents():
     process = run(f"from t2t_jax import signals; signals.watch(); print('ready', flush=True)\n{fork}\n{kill}")
     assert process.wait(5) == 0, process.stderr.read()
     assert process.stdout.read() == f"child {int(TERM)}\n"
+
+
+def test_a_cleanup_runs_before_a_signal_ends_the_program_and_when_its_block_ends(tmp_path):
+    program = """
+import pathlib
+from t2t_jax import signals
+signals.watch()
+remove = lambda name: signals.cleanup(pathlib.Path({folder!r}, name).unlink)
+for name in ("outer", "inner", "ended"):
+    pathlib.Path({folder!r}, name).touch()
+with remove("ended"):
+    pass
+print(pathlib.Path({folder!r}, "ended").exists())
+with remove("outer"), remove("inner"):
+    {sleep}
+""".format(folder=str(tmp_path), sleep=SLEEP_IN_C)
+    process = run(program, first="False")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(TERM)
+    assert process.wait(5) == 3 and not list(tmp_path.iterdir())
+
+
+def test_an_error_in_a_cleanup_block_does_not_outrun_a_signal():
+    """The clean-up removes what the block works with: its errors must not become the program's."""
+    program = """
+import time
+from t2t_jax import signals
+signals.watch()
+removed = []
+def remove():
+    removed.append(1)
+    time.sleep(len(removed) == 1)
+with signals.cleanup(remove):
+    print("ready", flush=True)
+    while not removed:
+        pass
+    1 / 0
+"""
+    process = run(program)
+    process.send_signal(TERM)
+    assert process.wait(5) == 3
+    assert process.stderr.read().strip() == "stopped by SIGTERM; the same command goes on"
+
+
+# Each writes a file into the unfinished folder and then sleeps where no Python handler would run.
+EXPORT = """
+import runpy, sys
+from t2t_jax.interop import export
+
+def write(trained, folder):
+    (folder / "file").write_text("half")
+    {sleep}
+
+export.need = lambda package: None
+export._WRITERS["safetensors"] = (write, "safetensors")
+sys.argv = ["main.py", "--mode=export", "--workdir={run}", "--format=safetensors", "--output={output}"]
+runpy.run_path("main.py", run_name="__main__")
+"""
+IMPORT = """
+import pathlib, runpy, sys
+from t2t_jax import files
+
+def existing_file(*_):
+    pathlib.Path("{output}.partial/file").write_text("half")
+    {sleep}
+
+files.existing_file = existing_file
+sys.argv = ["from_marian", "{run}", "{output}"]
+runpy.run_module("t2t_jax.interop.from_marian", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("program", [EXPORT, IMPORT], ids=["export", "import"])
+def test_a_stopped_export_or_import_leaves_nothing_behind(tmp_path, program):
+    models.random_run(tmp_path / "run")
+    output = tmp_path / "new/out"
+    process = run(program.format(run=tmp_path / "run", output=output, sleep=SLEEP_IN_C))
+    assert [path.name for path in output.parent.rglob("*")] == ["out.partial", "file"]
+    process.send_signal(TERM)
+    _, errors = process.communicate(timeout=5)
+    assert process.returncode == 3, errors
+    assert errors.splitlines()[-1] == "stopped by SIGTERM; the same command goes on" and "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 # --- main.py -----------------------------------------------------------------------------------------------
