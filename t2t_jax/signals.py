@@ -1,4 +1,4 @@
-"""Handling of the signals that ask a program to stop: SIGINT (Ctrl-C), SIGTERM, and SIGUSR2, Slurm's time-limit warning.
+"""Handling of signals that ask a program to stop: SIGINT (Ctrl-C), SIGTERM, and SIGUSR2, Slurm's time-limit warning.
 
 Python runs signal handlers in the main thread, between two bytecode instructions. A long XLA compilation blocks them,
 and schedulers send SIGKILL 30 to 120 seconds after SIGTERM. Here a thread reads the signals from the "wakeup fd", to

@@ -68,7 +68,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def run_command(parser: argparse.ArgumentParser, command: Callable[..., None], argv: Sequence[str] | None) -> int:
-    """Calls `command` with the parsed arguments; a mistake in them is one line and exit code 2, a signal exit code 3."""
+    """Calls `command` with the parsed arguments; mistakes end it with one line and exit code 2, signals with 3."""
     options = vars(parser.parse_args(argv))
     with signals.answered(signals.end_at_once):
         return exit_code_of(lambda: command(**options))
