@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C and Slurm's SIGUSR2, whenever they come: exit code 3, nothing damaged, the same command goes on."""
+"""SIGTERM, Ctrl-C and Slurm's SIGUSR2 at any moment: exit code 3, nothing damaged, the same command resumes."""
 
 import os
 import re
@@ -45,12 +45,12 @@ def test_what_slurm_and_wrappers_send_together_is_one_request(monkeypatch, came,
 
 # --- Small programs ----------------------------------------------------------------------------------------
 
-# No handler in Python would run. A signal ends the C function early, so it is called again.
+# Python runs no signal handler meanwhile. A signal ends the C function early, so it is called again.
 SLEEP_IN_C = "import ctypes; print('ready', flush=True); list(map(ctypes.CDLL(None).sleep, [30] * 9))"
 
 
 def run(program, first="ready"):
-    """The process of a program that has printed its first line."""
+    """Starts a program and waits for its first line."""
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,
@@ -64,14 +64,14 @@ def run(program, first="ready"):
 
 
 @pytest.mark.parametrize("number", [TERM, INT, USR2])
-def test_a_signal_is_answered_at_once_while_the_main_thread_is_in_c(number):
+def test_a_signal_is_handled_at_once_while_the_main_thread_is_in_c(number):
     process = run(f"from t2t_jax import signals; signals.watch(); {SLEEP_IN_C}")
     process.send_signal(number)
     assert process.wait(5) == 3
     assert process.stderr.read().strip() == f"stopped by {number.name}; the same command goes on"
 
 
-def test_a_signal_that_comes_too_late_for_the_block_ends_the_program_behind_it():
+def test_a_signal_after_the_last_check_of_the_block_ends_the_program_after_it():
     block = "with signals.deferred(print) as stopped: print('ready', flush=True); time.sleep(1)"
     process = run(f"import time; from t2t_jax import signals\n{block}\nprint('went on')")
     process.send_signal(TERM)
@@ -91,7 +91,7 @@ def test_an_ignored_warning_stays_ignored():
     process.wait()
 
 
-def test_a_signal_to_a_forked_child_is_not_its_parents():
+def test_a_signal_to_a_forked_child_does_not_reach_its_parent():
     fork = "import os, signal, time; child = os.fork()\nif not child: time.sleep(3); os._exit(0)"
     kill = "time.sleep(0.5); os.kill(child, signal.SIGTERM); print('child', os.wait()[1]); time.sleep(0.5)"
     process = run(f"from t2t_jax import signals; signals.watch(); print('ready', flush=True)\n{fork}\n{kill}")
@@ -120,7 +120,7 @@ with remove("outer"), remove("inner"):
 
 
 def test_an_error_in_a_cleanup_block_does_not_outrun_a_signal():
-    """The clean-up removes what the block works with: its errors must not become the program's."""
+    """A clean-up may remove what the block works with; the error that follows must not end the program first."""
     program = """
 import time
 from t2t_jax import signals
@@ -194,7 +194,7 @@ def line_of(process, word):
 
 
 def catches_signals(process):
-    """Whether it has handlers: main.py does after its own few imports."""
+    """Whether the process has installed its handlers, as main.py does after its few imports."""
     mask = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1]
     return int(mask, 16) >> (USR2 - 1) & 1
 
@@ -275,7 +275,7 @@ def test_a_second_signal_ends_a_save_and_the_checkpoint_before_it_is_intact(tmp_
 
 
 @pytest.mark.slow
-def test_a_translation_is_stopped_with_a_line_and_what_was_translated_is_there(tmp_path):
+def test_a_stopped_translation_prints_a_line_and_keeps_what_was_translated(tmp_path):
     train(tiny_config(tmp_path), str(tmp_path / "run"))
     command = [sys.executable, "main.py", "--mode=translate", f"--workdir={tmp_path}/run"]
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}

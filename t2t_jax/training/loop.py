@@ -89,7 +89,7 @@ def train_in(
     progress = Progress(run, step, train_steps, config.train.log_interval, schedule, peak_flops, skip, saved, watchdog)
     steps_due, evaluate_due = (every(steps=config[of].interval_steps) for of in ("checkpoint", "evaluate"))
     minutes_due = every(minutes=config.checkpoint.interval_minutes)
-    ballot = sharding.Ballot(mesh, delay=IN_FLIGHT)
+    flags = sharding.FlagReducer(mesh, delay=IN_FLIGHT)
     with signals.deferred(say) as stopped, contextlib.closing(progress), engine.out_of_memory(), watchdog:
         for batch in progress.waiting_for(batches.iterate(step, train_steps)):
             profiler.before(step + 1)
@@ -98,7 +98,7 @@ def train_in(
             progress.add(step, metrics, batch, training_flops(model.config, *pair_lengths(batch)))
             profiler.after(step, progress)
             # The main process's clock is everyone's; a signal may come to any of them.
-            save_now, stop = ballot.vote(sharding.is_main() and minutes_due(step), stopped())
+            save_now, stop = flags.reduce(sharding.is_main() and minutes_due(step), stopped())
             if evaluate_due(step):
                 with progress.phase("evaluation"):
                     report_dev(config, progress, step, make_translator(config, model, state.params, store, mesh), store)
