@@ -88,7 +88,7 @@ def get_config() -> ml_collections.ConfigDict:
     machine.remat = False  # rematerialisation of the layers in the backward pass: less memory, a third more time
     machine.fused_attention = False  # jax.nn.dot_product_attention for Eq. 1: cuDNN's kernel where there is one
     machine.peak_tflops = 0.0  # of a device, for the utilisation (MFU) in the log; 0: not logged
-    machine.hang_timeout_minutes = 30.0  # without a training step (evaluations, saves aside): the run stops, resumable; 0: never
+    machine.hang_timeout_minutes = 30.0  # without a step, evaluation or save: the run stops, resumable; 0: never
     machine.peer_timeout_seconds = 60.0  # without a heartbeat of one of several processes: all stop, resumable
 
     config.checkpoint = checkpoint = ml_collections.ConfigDict()
