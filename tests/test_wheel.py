@@ -51,6 +51,7 @@ def pip(*arguments):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """Built without network, from a copy: setuptools writes into the folder that it builds."""
+    pytest.importorskip("pip")
     pytest.importorskip("setuptools", "77")
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("t2t_jax", "configs", "experiments"):
