@@ -1,7 +1,8 @@
-# Each target does all its own set-up. PYTHON: 3.11 or 3.12; ARGS: more options for main.py or pytest;
+# Each target does all its own set-up. PYTHON: 3.11 to 3.14; ARGS: more options for main.py or pytest;
 # EXTRA: more pinned packages, requirements-interop.lock for the tests against other systems.
-PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
-  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 \
+  $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.1[1-4].*/bin/python; do \
+  "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && echo "$$p" && break; done)
 VENV ?= .venv
 WORKDIR ?= runs/quickstart
 
@@ -13,7 +14,7 @@ test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -n 2 $(ARGS)
 
 $(VENV)/installed: requirements.lock pyproject.toml $(EXTRA)
-	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or 3.12 found; set PYTHON=/path/to/one" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.14 found; set PYTHON=/path/to/one" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock $(EXTRA:%=-r %)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .

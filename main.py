@@ -1,10 +1,10 @@
-"""Trains a Transformer, or uses one.
+"""Trains a Transformer, and translates, evaluates, scores, averages and exports with a trained one.
 
     python main.py --config=configs/quickstart.py --workdir=runs/quickstart
     python main.py --mode=translate --workdir=runs/quickstart < in.txt > out.txt
 
-Standard output carries results only. Exit codes: 0 done, 2 bad arguments, config or input, 3 stopped early but
-resumable, 4 bad numbers or damaged data, 1 a bug of ours.
+Standard output carries results only. Exit codes: 0 done; 1 a bug in this code; 2 bad arguments, config or input;
+3 stopped early, the same command resumes; 4 NaN or infinity, or damaged files.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import difflib
 import json
 import os
 import re
+import shlex
 import sys
 from typing import Any
 
@@ -23,16 +24,20 @@ from t2t_jax import huge_pages, signals
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.files import flat
 
-# Each mode imports what it needs, so that a mistyped flag is answered at once.
+# Each mode imports what it needs, so that a mistyped flag is reported before JAX is loaded.
 
 
 def train(args: flags.FlagValues) -> None:
     config, workdir = required(args, "config"), required(args, "workdir")
     profile_steps = number_range("profile_steps", args.profile_steps)
     with joined_processes(args, config.machine.peer_timeout_seconds):
+        from t2t_jax import sharding
         from t2t_jax.training.loop import train
 
         train(config, workdir, profile_steps)
+        if sharding.is_main():
+            command = f"python main.py --mode=translate --workdir={shlex.quote(workdir)}"
+            print(f'next: echo "…" | {command}', file=sys.stderr)
 
 
 def prepare(args: flags.FlagValues) -> None:
@@ -94,7 +99,7 @@ _DECODE = ("beam_size", "alpha", "max_extra_length")
 _SEARCH = ("n_best", "min_length", "no_repeat_ngram", "groups", "diversity", "target_prefix", "seed", "dtype")
 _SAMPLING = ("temperature", "top_k", "top_p")
 
-# The flags of each mode besides --mode and --help; any other that is given is refused.
+# The flags of each mode besides --mode and --help; a flag that the mode does not use is refused.
 FLAGS_OF = {
     "train": ("config", "workdir", "profile_steps", "distributed", *_PROCESS),
     "prepare": ("config",),
@@ -104,86 +109,86 @@ FLAGS_OF = {
     "average": ("workdir", "last", "steps"),
     "export": ("workdir", "step", "format", "output"),
 }
-# Flags that do nothing without another.
+# The flag without which each of these has no effect.
 _NEEDS = dict.fromkeys(("seed", *_SAMPLING), "sample") | {"diversity": "groups"}
 
 
 def define_flags(argv: list[str]) -> flags.FlagValues:
-    """All flags, not yet parsed; those of the config are the fields of the one that `argv` names."""
+    """Defines all flags, unparsed; --config.SECTION.FIELD exists for each field of the config file in `argv`."""
     args = flags.FlagValues()
-    by_default = "by default the run's own"
+    by_default = "default: that of the run's config"
     config_flags.DEFINE_config_file(
-        "config", None, "An experiment of configs/; --config.SECTION.FIELD=VALUE changes it.", flag_values=args,
-        sys_argv=argv,
+        "config", None, "A config file, such as configs/base_ende.py; --config.SECTION.FIELD=VALUE overrides a field.",
+        flag_values=args, sys_argv=argv,
     )  # fmt: skip
     define = {
         flags.DEFINE_string: {
-            "workdir": (None, "RUN, the folder of a run; RUN1,RUN2 is an ensemble, for translate, score and evaluate."),
-            "source": (None, "A text file, one sentence a line."),
-            "target": (None, "Its translations, for --mode=score."),
-            "reference": (None, "Its reference translations, for --mode=evaluate."),
+            "workdir": (None, "Run folder; translate, score and evaluate take an ensemble as RUN1,RUN2."),
+            "source": (None, "Source text file, one sentence a line."),
+            "target": (None, "Target text file of --mode=score, line by line the translation of --source."),
+            "reference": (None, "Reference translations of --source, for --mode=evaluate."),
             "output": (
                 None,
-                "Where --mode=evaluate writes its scores instead of RUN/evaluations; --mode=export's folder.",
+                "Where --mode=evaluate writes its scores, default RUN/evaluations; the new folder of --mode=export.",
             ),
-            "format": (None, "What --mode=export writes: marian, ctranslate2 or safetensors."),
-            "profile_steps": (None, "Trace these steps of training to RUN/profile: first,last."),
+            "format": (None, "Format of --mode=export: marian, ctranslate2 or safetensors."),
+            "profile_steps": (None, "Write a profiler trace of these training steps to RUN/profile: first,last."),
             "coordinator": (None, "HOST:PORT of process 0, where several processes train one run."),
             "steps": (None, "Average the checkpoints at these steps: a,b,c."),
-            "step": (None, "A checkpoint's number, last or averaged; by default averaged if there is one, else last."),
-            "target_prefix": (None, "A text file: how the translation of each line begins."),
+            "step": (None, "Checkpoint: its step, last or averaged; default: averaged if there is one, else last."),
+            "target_prefix": (None, "Text file whose lines are forced as the beginnings of the translations."),
         },
         flags.DEFINE_integer: {
-            "num_processes": (None, "How many processes train the run."),
-            "process_id": (None, "Which of them this one is, from 0."),
+            "num_processes": (None, "Number of processes that train the run."),
+            "process_id": (None, "Index of this process, from 0."),
             "last": (None, "Average this many of the newest checkpoints."),
-            "n_best": (1, "Translations of each sentence."),
-            "min_length": (0, "Subwords a translation has at least, EOS included."),
-            "no_repeat_ngram": (0, "No so many subwords in a row twice; 0: as the model likes."),
-            "groups": (1, "Groups of a diverse beam; must divide --beam_size."),
-            "top_k": (0, "Sample from this many of the likeliest subwords; 0: from all."),
-            "seed": (0, "Of --sample; the same seed and sentence give the same samples."),
-            "beam_size": (None, f"Beam width; {by_default}."),
-            "max_extra_length": (None, f"Subwords a translation may have beyond its source's; {by_default}."),
+            "n_best": (1, "Number of translations printed for each sentence."),
+            "min_length": (0, "Minimum number of subwords of a translation, EOS included."),
+            "no_repeat_ngram": (0, "Block repeated n-grams of this size; 0: off."),
+            "groups": (1, "Number of groups of diverse beam search; must divide --beam_size."),
+            "top_k": (0, "Sample from the k most probable subwords; 0: from all."),
+            "seed": (0, "Random seed of --sample; the same seed and sentence give the same samples."),
+            "beam_size": (None, f"Beam size; {by_default}."),
+            "max_extra_length": (None, f"Maximum subwords of a translation beyond the source length; {by_default}."),
         },
         flags.DEFINE_float: {
-            "alpha": (None, f"Length penalty; {by_default}."),
-            "diversity": (0.5, "How much a group avoids what the groups before it say."),
-            "temperature": (1.0, "Of --sample: probabilities to the power of 1/temperature."),
-            "top_p": (1.0, "Sample from the fewest subwords that together have this probability."),
+            "alpha": (None, f"Length penalty α; {by_default}."),
+            "diversity": (0.5, "Diverse beam search: penalty for each time that earlier groups chose a token."),
+            "temperature": (1.0, "Softmax temperature of --sample."),
+            "top_p": (1.0, "Nucleus sampling: from the fewest subwords whose probabilities sum to p."),
         },
     }
     for kind, described in define.items():
         for name, (default, text) in described.items():
             kind(name, default, text, flag_values=args)
-    flags.DEFINE_enum("mode", "train", list(MODES), "What to do.", flag_values=args)
+    flags.DEFINE_enum("mode", "train", list(MODES), "What to do; flags it does not use are refused.", flag_values=args)
     flags.DEFINE_enum("output_format", "text", ["text", "jsonl"], "Of --mode=translate.", flag_values=args)
     flags.DEFINE_enum(
-        "dtype", None, ["float32", "bfloat16"], "What to compute in: float32; for evaluate, the run's evaluate.dtype.",
-        flag_values=args,
+        "dtype", None, ["float32", "bfloat16"],
+        "Arithmetic of the model; default: float32, for evaluate the config's evaluate.dtype.", flag_values=args,
     )  # fmt: skip
     flags.DEFINE_boolean(
-        "distributed", False, "One of several processes, as Slurm or the cloud's manager says.", flag_values=args
+        "distributed", False, "Join the processes that Slurm or another cluster manager started.", flag_values=args
     )
-    flags.DEFINE_boolean("sample", False, "Draw --n_best samples instead of searching.", flag_values=args)
-    flags.DEFINE_boolean("help", False, "Show this.", short_name="h", flag_values=args)
+    flags.DEFINE_boolean("sample", False, "Draw --n_best samples instead of beam search.", flag_values=args)
+    flags.DEFINE_boolean("help", False, "Show this help.", short_name="h", flag_values=args)
     return args
 
 
 def parse(argv: list[str]) -> flags.FlagValues:
-    """The flags; whatever is wrong with them, or with the config file, is one line."""
+    """The parsed flags; any mistake in them or in the config file is an InputError of one line."""
     argv = join_config(argv)
     path = config_path(argv)
     if absl_own := [arg for arg in argv[1:] if re.match("--?(flagfile|undefok)", arg)]:
         raise InputError(f"{absl_own[0]}: no such flag; --help lists all")
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # of what ml_collections says beside its exceptions
+    logging.set_verbosity(logging.ERROR)  # ml_collections also logs what it raises
     try:
         args = define_flags(argv)
         extra = args(argv)[1:]
     except flags.Error as error:
         raise InputError(unknown_field(argv) or one_line(error)) from error
-    except (Exception, SystemExit) as error:  # a config is a program: anything may go wrong in it
+    except (Exception, SystemExit) as error:  # a config file is a program and may raise anything
         reason = f"--config={path}: {type(error).__name__}: {one_line(error)}"
         raise InputError(unknown_field(argv) or reason) from error
     finally:
@@ -196,7 +201,7 @@ def parse(argv: list[str]) -> flags.FlagValues:
 
 
 def join_config(argv: list[str]) -> list[str]:
-    """`argv` with `--config FILE` as `--config=FILE`."""
+    """Rewrites `--config FILE` in `argv` as `--config=FILE`."""
     joined, rest = [], iter(argv)
     for arg in rest:
         value = next(rest, None) if re.fullmatch("--?config", arg) else None
@@ -205,25 +210,25 @@ def join_config(argv: list[str]) -> list[str]:
 
 
 def config_path(argv: list[str]) -> str | None:
-    """The config file that `argv` names, if any."""
+    """The path of the config file in `argv`, if any."""
     paths = [arg.partition("=")[2] for arg in argv if re.match("--?config=", arg)]
     if len(paths) > 1:
         raise InputError(f"--config={paths[1]}: --config is given {len(paths)} times; give it once")
     if paths and not os.path.isfile(paths[0]):
-        raise InputError(f"--config={paths[0]}: no such file; the experiments are in configs/")
+        raise InputError(f"--config={paths[0]}: no such file; see configs/")
     return paths[0] if paths else None
 
 
 def check_config(path: str, config: Any) -> None:
-    """Refuses what is no config, or has not the fields of base_ende.py with values of their types."""
+    """Refuses a config whose fields or types of values differ from those of configs/base_ende.py."""
     from configs import base_ende
 
     if not isinstance(config, ConfigDict):
         raise InputError(f"--config={path}: get_config() must return a ConfigDict; got {type(config).__name__}")
     known, given = flat(base_ende.get_config().to_dict()), flat(config.to_dict())
     for field in sorted(known.keys() ^ given.keys()):
-        raise InputError(f"--config={path}: {field} is {'missing' if field in known else 'no field'}; begin with "
-                         "configs.base_ende.get_config(), which defines every field")  # fmt: skip
+        raise InputError(f"--config={path}: {field} is {'missing' if field in known else 'no field'}; start "
+                         "from configs.base_ende.get_config(), which defines every field")  # fmt: skip
     for field, value in given.items():
         kind = type(known[field])
         if type(value) is not kind and not (kind is float and type(value) is int):
@@ -231,28 +236,31 @@ def check_config(path: str, config: Any) -> None:
 
 
 def refuse_unused(args: flags.FlagValues) -> None:
-    """Refuses flags that are given and that the mode does not use."""
+    """Refuses flags that the mode does not use."""
     given = {name.partition(".")[0] for name in args if args[name].present} - {"mode", "help", "h"}
     for name in sorted(given):
         if name not in FLAGS_OF[args.mode]:
             modes = " or ".join(mode for mode, names in FLAGS_OF.items() if name in names)
-            raise InputError(f"--{name} is not used by --mode={args.mode}; leave it out, it is for --mode={modes}")
+            raise InputError(f"--{name} is not used by --mode={args.mode}; it is for --mode={modes}")
         if name in _NEEDS and _NEEDS[name] not in given:
-            raise InputError(f"--{name} does nothing without --{_NEEDS[name]}; give both or neither")
+            raise InputError(f"--{name} has no effect without --{_NEEDS[name]}; give both or neither")
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
+    """The message of an error, on one line."""
     return " ".join(str(error).split())
 
 
 def unknown_field(argv: list[str]) -> str | None:
-    """What is wrong with the first --config.SECTION.FIELD that no config has, if there is one."""
+    """The message about the first --config.SECTION.FIELD that no config has, if there is one."""
     from configs import base_ende
 
     known = [f"--config.{field}" for field in flat(base_ende.get_config().to_dict())]
     given = [arg.partition("=")[0] for arg in argv if arg.startswith("--config.")]
     if given and not any(arg.startswith("--config=") for arg in argv):
-        return f"{given[0]} changes a config; name that too, for example --config=configs/quickstart.py"
+        return (
+            f"{given[0]} overrides a field of a config; give --config too, for example --config=configs/quickstart.py"
+        )
     unknown = [flag for flag in given if flag not in known]
     if not unknown:
         return None
@@ -262,7 +270,7 @@ def unknown_field(argv: list[str]) -> str | None:
 
 
 def required(args: flags.FlagValues, name: str) -> Any:
-    """The value of a flag that this mode cannot do without."""
+    """The value of a flag that this mode requires."""
     if args[name].value in (None, ""):
         example = {"config": "configs/quickstart.py", "workdir": "runs/quickstart", "format": "ctranslate2"}.get(
             name, "FILE"
@@ -272,7 +280,7 @@ def required(args: flags.FlagValues, name: str) -> Any:
 
 
 def joined_processes(args: flags.FlagValues, timeout_seconds: float) -> contextlib.AbstractContextManager[None]:
-    """Makes this process one of several, if the flags say so."""
+    """Joins the other processes of the run, if the flags say that there are any."""
     given = [args[name].value for name in _PROCESS]
     if not args.distributed and all(value is None for value in given):
         return contextlib.nullcontext()
@@ -282,12 +290,12 @@ def joined_processes(args: flags.FlagValues, timeout_seconds: float) -> contextl
 
 
 def decode_options(args: flags.FlagValues) -> dict[str, Any]:
-    """The options of decoding; None where the run's own hold."""
+    """The decoding options that the flags override; None for those of the run's config."""
     return {name: args[name].value for name in _DECODE}
 
 
 def number_range(name: str, value: str | None) -> tuple[int, int] | None:
-    """The two numbers of first,last."""
+    """Parses first,last."""
     if value is None:
         return None
     numbers = step_numbers(value)
@@ -297,31 +305,31 @@ def number_range(name: str, value: str | None) -> tuple[int, int] | None:
 
 
 def checkpoint(step: str | None) -> int | str | None:
-    """The number of a checkpoint, or its name."""
+    """Parses --step: a step number, last or averaged."""
     if step in (None, "last", "averaged"):
         return step
     if not re.fullmatch("[0-9]{1,18}", step):
-        raise InputError(f"--step={step}: must be the number of a checkpoint, last or averaged")
+        raise InputError(f"--step={step}: must be the step of a checkpoint, last or averaged")
     return int(step)
 
 
 def step_list(value: str | None) -> list[int] | None:
-    """The numbers of a,b,c, each once."""
+    """Parses a,b,c; each number at most once."""
     if value is None:
         return None
     numbers = step_numbers(value)
     if not numbers or len(set(numbers)) < len(numbers):
-        raise InputError(f"--steps={value}: must be different step numbers with commas between, as in 1000,2000")
+        raise InputError(f"--steps={value}: must be different step numbers separated by commas, as in 1000,2000")
     return numbers
 
 
 def step_numbers(text: str) -> list[int]:
-    """The numbers with commas between them; none where the text is anything else."""
+    """Positive numbers separated by commas; an empty list for any other text."""
     return [int(part) for part in text.split(",")] if re.fullmatch("[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*", text) else []
 
 
 def keep_compiled_programs() -> None:
-    """Lets JAX, once imported, find what it has compiled before, in the user's cache; JAX's own variables go first."""
+    """Turns on JAX's persistent compilation cache, in the user's cache folder, unless JAX's variables are set."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(cache, "t2t_jax", "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
@@ -341,12 +349,12 @@ def main(argv: list[str]) -> int:
 
     try:
         return exit_code_of(run)
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the program that reads our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 if __name__ == "__main__":
-    huge_pages.ask()
+    huge_pages.enable()
     signals.watch()
     sys.exit(main(sys.argv))

@@ -1,1 +1,1 @@
-"""One file, one experiment, one row of the paper."""
+"""One file for each experiment, most of them a row of the paper."""

@@ -5,8 +5,8 @@ newstest2014 BLEU 27.3 (average of five); 65 million parameters.
 
     python main.py --config=configs/base_ende.py --workdir=runs/base_ende
 
-This file defines every field of every experiment; the other configs call it and assign. The structure is locked:
-a misspelt field is an error.
+This file defines every field; the other configs call it and override some. The structure is locked: a misspelt field
+is an error.
 """
 
 import ml_collections
@@ -18,18 +18,18 @@ def get_config() -> ml_collections.ConfigDict:
     config.model = model = ml_collections.ConfigDict()
     model.num_layers = 6  # N, in each stack (§3.1)
     model.d_model = 512  # (§3.1)
-    model.d_ff = 2048  # inner width of the feed-forward network (§3.3)
+    model.d_ff = 2048  # hidden units of the feed-forward network (§3.3)
     model.num_heads = 8  # h (§3.2.2)
-    model.d_k = 64  # width of a head's queries and keys (§3.2.2)
-    model.d_v = 64  # width of a head's values (§3.2.2)
+    model.d_k = 64  # dimension of the queries and keys of a head (§3.2.2)
+    model.d_v = 64  # dimension of the values of a head (§3.2.2)
     model.dropout = 0.1  # P_drop, on sub-layer outputs and embedding sums (§5.4)
     model.attention = "dot_product"  # Eq. 1 (§3.2.1); an entry of ATTENTIONS in t2t_jax/model/attention.py
-    model.attention_dropout = 0.0  # on the attention weights; the paper has none
-    model.attention_window = 0  # r: self-attention to positions within r/2 (Table 1, restricted); 0 for all
+    model.attention_dropout = 0.0  # on the attention weights; none in the paper
+    model.attention_window = 0  # r: self-attention to positions within r/2 (Table 1, restricted); 0: to all
     model.positions = "sinusoidal"  # (§3.5); or 'learned' (row E), 't2t' (the paper's code)
-    model.max_positions = 256  # rows of the tables where positions are learned
-    model.norm = "post"  # LayerNorm(x + Sublayer(x)) (§3.1); or 'pre'
-    model.attention_bias = False  # biases in the attention projections
+    model.max_positions = 256  # number of learned positions
+    model.norm = "post"  # LayerNorm(x + Sublayer(x)) (§3.1); or 'pre': x + Sublayer(LayerNorm(x))
+    model.attention_bias = False  # of the attention projections
     model.share_embeddings = True  # source, target and softmax share one matrix (§3.4)
     model.layer_norm_epsilon = 1e-6  # added to the variance; as in the paper's code
 
@@ -38,35 +38,35 @@ def get_config() -> ml_collections.ConfigDict:
     data.corpus = "wmt14_ende"  # an entry of t2t_jax/data/corpora.py; 'files' for your own
     data.source_language = "en"
     data.target_language = "de"
-    data.train = ""  # with corpus=files: PREFIX of PREFIX.en and PREFIX.de
+    data.train = ""  # with corpus=files: the PREFIX of PREFIX.en and PREFIX.de; so are dev and test
     data.dev = ""
     data.test = ""
     data.directory = "~/.cache/t2t_jax"  # downloads and token stores, shared by all runs
-    data.archives = ""  # a folder that already has the corpus's archives; what it lacks is downloaded
-    data.vocabulary = ""  # a SentencePiece model or subword-nmt's codes; where given, vocab_* is not used
-    data.source_vocabulary = ""  # the same for a source vocabulary of its own; data.vocabulary is then the target's
+    data.archives = ""  # a folder with the archives of the corpus; those that it lacks are downloaded
+    data.vocabulary = ""  # a file: a SentencePiece model or subword-nmt codes, used instead of training one
+    data.source_vocabulary = ""  # the same for a separate source vocabulary; data.vocabulary is then the target's
     data.vocab_size = 37000  # pieces, source and target together (§5.1)
-    data.source_vocab_size = 0  # pieces of a source vocabulary of its own; 0 for a joint vocabulary
+    data.source_vocab_size = 0  # pieces of a separate source vocabulary; 0: source and target share one
     data.vocab_kind = "bpe"  # or 'unigram'
-    data.vocab_pairs = 500_000  # training pairs it is learned from, drawn at random; 0 for all
-    data.byte_fallback = True  # 256 of the pieces are bytes: no text is out of vocabulary
-    data.character_coverage = 0.9999  # of the text; the rarest characters are cut into bytes
-    data.max_length = 256  # subwords with EOS; longer training pairs are left out and counted
-    data.heldout_max_length = 0  # the same for dev and test; 0 keeps all
-    data.tokens_per_batch = 25000  # target positions of a global batch; as many on the source side (§5.1)
-    data.num_buckets = 48  # static batch shapes, each compiled once
-    data.packing = False  # several pairs in each row, kept apart: one batch shape, next to no padding
+    data.vocab_pairs = 500_000  # random training pairs that the vocabulary is trained on; 0: all
+    data.byte_fallback = True  # 256 of the pieces are bytes, so that no text is out of vocabulary
+    data.character_coverage = 0.9999  # share of the text; rarer characters are split into bytes
+    data.max_length = 256  # subwords with EOS; longer training pairs are dropped and counted
+    data.heldout_max_length = 0  # the same for dev and test; 0: no limit
+    data.tokens_per_batch = 25000  # positions of a global batch on each side, source and target (§5.1)
+    data.num_buckets = 48  # of length bucketing: static batch shapes, each compiled once
+    data.packing = False  # sequence packing: several pairs a row, masked from each other; one shape, little padding
 
     data.cleaning = cleaning = ml_collections.ConfigDict()  # of training text, see t2t_jax/data/cleaning.py
     cleaning.normalize_punctuation = False  # one form of each quotation mark, dash and space
     cleaning.remove_nonprinting = False  # control and private-use characters
-    cleaning.max_words = 0  # a side; 0 for no limit
-    cleaning.max_ratio = 0.0  # of the words of the longer side to those of the shorter; 0 for no limit
-    cleaning.drop_identical = False  # both sides the same text
-    cleaning.drop_wrong_script = False  # most letters not of the language's script
-    cleaning.drop_duplicates = False  # a pair that has been before
-    cleaning.drop_near_duplicates = False  # one that differs only in numbers, marks, spaces and capitals
-    cleaning.drop_test_leaks = False  # a side that is a dev or test sentence
+    cleaning.max_words = 0  # on each side; 0: no limit
+    cleaning.max_ratio = 0.0  # number of words of the longer side / the shorter; 0: no limit
+    cleaning.drop_identical = False  # pairs whose sides are equal
+    cleaning.drop_wrong_script = False  # most letters are not in the script of the language
+    cleaning.drop_duplicates = False  # repeated pairs
+    cleaning.drop_near_duplicates = False  # pairs equal but for digits, punctuation, spaces and case
+    cleaning.drop_test_leaks = False  # pairs with a side that is a dev or test sentence
 
     config.optimizer = optimizer = ml_collections.ConfigDict()
     optimizer.name = "adam"  # (§5.3); an entry of OPTIMIZERS in t2t_jax/training/optimizer.py
@@ -80,37 +80,37 @@ def get_config() -> ml_collections.ConfigDict:
     config.train = train = ml_collections.ConfigDict()
     train.train_steps = 100_000  # (§5.2)
     train.label_smoothing = 0.1  # ε_ls (§5.4)
-    train.seed = 0  # drives weights, dropout and data order
-    train.dtype = "float32"  # of the layers' arithmetic; or 'bfloat16'. Parameters are float32
-    train.accumulate = 0  # microbatches (gradient accumulation), the result is the same; 0 for as few as fit
+    train.seed = 0  # of the weights, dropout and data order
+    train.dtype = "float32"  # of the layers' arithmetic, or 'bfloat16'; parameters are float32
+    train.accumulate = 0  # gradient accumulation: microbatches a step, same result; 0: the fewest that fit
     train.log_interval = 100  # steps
-    train.on_nonfinite = "halt"  # where a loss, gradient or parameter is NaN or infinite; or 'skip' that update
+    train.on_nonfinite = "halt"  # where the loss, a gradient or a parameter is NaN or infinite; or 'skip' the update
 
-    config.machine = machine = ml_collections.ConfigDict()  # how the devices are used; no field changes the experiment
-    machine.engine = "jit"  # or 'pmap', the older way: the same for data parallelism
-    machine.model_parallel = 1  # devices that share one model: heads, d_ff and the vocabulary are divided among them
-    machine.shard_state = False  # divide parameters and optimiser state over the devices that share a batch (ZeRO)
-    machine.memory_gib = 0.0  # a device's, for train.accumulate; 0 for what it says it has
-    machine.remat = False  # recompute the insides of the layers in the backward pass: less memory, a third more time
-    machine.fused_attention = False  # one kernel for Eq. 1, cuDNN's where the hardware has it
-    machine.peak_tflops = 0.0  # of a device, for the utilisation in the log; 0 leaves it out
-    machine.hang_timeout_minutes = 30.0  # without a step, evaluation or save: the run stops, resumable; 0 for never
-    machine.peer_timeout_seconds = 60.0  # of several processes: one that is silent for so long is lost, and all stop
+    config.machine = machine = ml_collections.ConfigDict()  # use of the devices; no field changes the experiment
+    machine.engine = "jit"  # or 'pmap', JAX's older API, for data parallelism only
+    machine.model_parallel = 1  # tensor parallelism: devices over which heads, d_ff and the vocabulary are sharded
+    machine.shard_state = False  # ZeRO: shard parameters and optimiser state over the data-parallel devices
+    machine.memory_gib = 0.0  # of a device, for train.accumulate=0; 0: as the device reports
+    machine.remat = False  # rematerialisation of the layers in the backward pass: less memory, a third more time
+    machine.fused_attention = False  # jax.nn.dot_product_attention for Eq. 1: cuDNN's kernel where there is one
+    machine.peak_tflops = 0.0  # of a device, for the utilisation (MFU) in the log; 0: not logged
+    machine.hang_timeout_minutes = 30.0  # without a step, evaluation or save: the run stops, resumable; 0: never
+    machine.peer_timeout_seconds = 60.0  # without a heartbeat of one of several processes: all stop, resumable
 
     config.checkpoint = checkpoint = ml_collections.ConfigDict()
-    checkpoint.interval_minutes = 10.0  # (§6.1); 0 for none by time
-    checkpoint.interval_steps = 0  # 0 for none by steps
-    checkpoint.keep = 20  # the newest are kept
-    checkpoint.average_last = 5  # averaged at the end (§6.1)
+    checkpoint.interval_minutes = 10.0  # (§6.1); 0: none by time
+    checkpoint.interval_steps = 0  # 0: none by steps
+    checkpoint.keep = 20  # number of the newest checkpoints that are kept
+    checkpoint.average_last = 5  # number of checkpoints averaged at the end (§6.1)
 
     config.decode = decode = ml_collections.ConfigDict()
     decode.beam_size = 4  # (§6.1)
-    decode.alpha = 0.6  # length penalty (§6.1)
-    decode.max_extra_length = 50  # translations are at most this much longer than their source (§6.1)
+    decode.alpha = 0.6  # length penalty α (§6.1)
+    decode.max_extra_length = 50  # maximum output length is source length + this (§6.1)
 
     config.evaluate = evaluate = ml_collections.ConfigDict()
-    evaluate.interval_steps = 5000  # dev perplexity and BLEU; 0 for never
-    evaluate.dtype = "float32"  # of the translator that is evaluated, whatever it was trained in; or 'bfloat16'
+    evaluate.interval_steps = 5000  # of dev perplexity and BLEU; 0: never
+    evaluate.dtype = "float32"  # of the model in evaluation, independent of train.dtype; or 'bfloat16'
     evaluate.samples = 10  # test translations printed at the end
 
     return config.lock()

@@ -1,8 +1,8 @@
 """The base model on WMT14 English–French: Table 2.
 
-The paper: 100,000 steps, 12 hours on eight P100; newstest2014 BLEU 38.1 (average of five). Its 36 million pairs are
-fewer than the 40.8 million of the corpora, and it does not say which were left out. The rules here are those of the
-usual preparation of this corpus since (ConvS2S, fairseq), which keeps 35.5 million.
+The paper: 100,000 steps, 12 hours on eight P100; newstest2014 BLEU 38.1 (average of five). It
+trains on 36 million of the 40.8 million pairs of the corpora and does not say which were dropped. The cleaning rules
+here are those of ConvS2S and fairseq, which keep 35.5 million.
 
     python main.py --config=configs/base_enfr.py --workdir=runs/base_enfr
 """

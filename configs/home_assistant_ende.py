@@ -1,8 +1,8 @@
-"""The whole corpus of the quickstart: 36,522 training pairs, 306 for development, 769 for the test, of any length.
+"""The whole corpus of the quickstart: 36,522 training, 306 dev and 769 test pairs, of any length.
 
     python main.py --config=configs/home_assistant_ende.py --workdir=runs/home_assistant_ende
 
-A model between the quickstart's and the paper's; meant for an accelerator, or for some hours of a few CPU cores.
+A model of a size between the quickstart's and the paper's, for an accelerator or some hours on a few CPU cores.
 """
 
 from configs import quickstart

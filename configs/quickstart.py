@@ -1,7 +1,7 @@
 """A small model that learns to translate in minutes on two CPU cores.
 
 English to German, on the user-interface strings of Home Assistant: the 28,799 training pairs of up to 14 subwords a
-side, and the 589 such pairs of integrations that are held out for the test.
+side, and 589 test pairs of that length from integrations that are not in the training data.
 
     python main.py --config=configs/quickstart.py --workdir=runs/quickstart
 """

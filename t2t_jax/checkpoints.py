@@ -1,8 +1,8 @@
 """§6.1: saving, restoring and averaging checkpoints, with Orbax and a checksum of every file.
 
-Orbax keeps no checksum of large arrays. Each step is therefore written to a folder of another name, gets a manifest of
-SHA-256 sums as its last file, and only then its own name, the number of the step; older ones go after that. So a folder
-that has a number for a name is complete, and one that does not match its manifest is damaged.
+Orbax keeps no checksum of large arrays. Each step is therefore written to a temporary folder whose last file is a
+manifest of SHA-256 sums; then the folder is renamed to the number of the step, and only then older steps are deleted.
+So a folder whose name is a number is complete, and one that does not match its manifest is damaged.
 """
 
 import contextlib
@@ -26,22 +26,22 @@ from t2t_jax.errors import DamagedError, InputError, InterruptedRun
 from t2t_jax.files import alone_in, read_object, replace_folder, sha256, storage_errors, write_object
 
 _MANIFEST = "manifest.json"
-_UNFINISHED, _REMOVED = ".unfinished", ".removed"  # endings of the names of what is being written or deleted
-_ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of what Orbax is writing
+_UNFINISHED, _REMOVED = ".unfinished", ".removed"  # suffixes of folders being written or deleted
+_ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of folders that Orbax is writing
 
-_ATTEMPTS = 20  # to read what is newest while it is being replaced
+_ATTEMPTS = 20  # to read the newest step while a trainer deletes old ones
 
 Tree = Any
 Read = TypeVar("Read")
 
 
 class AbsentError(InputError):
-    """There is no such step, or not any more."""
+    """The step does not exist, or was deleted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """One step as it was saved; `optimizer` is None where only the parameters were asked for or kept."""
+    """A restored step; `optimizer` is None where it was not requested or not saved."""
 
     step: int
     params: Tree
@@ -50,7 +50,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints in one folder, to read. Nothing is ever changed: another process may be writing there."""
+    """The checkpoints in one folder, read-only: another process may be writing there."""
 
     def __init__(self, directory: Path):
         self.directory = directory.absolute()
@@ -59,15 +59,15 @@ class Checkpoints:
         self._orbax = ocp.Checkpointer(handler)
 
     def steps(self) -> list[int]:
-        """All steps, ascending, damaged ones included: their files are checked when one is restored."""
+        """All steps, ascending, damaged ones included: files are verified when a step is restored."""
         if not self.directory.is_dir():
             return []
         return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal() and path.is_dir())
 
     def newest_good(self, count: int) -> list[int]:
-        """The newest `count` undamaged steps, ascending; says which damaged ones it passed over.
+        """The newest `count` undamaged steps, ascending; logs the damaged ones that it skips.
 
-        Raises `AbsentError` where all that there were have been deleted meanwhile by the process that trains.
+        Raises `AbsentError` where the process that trains has meanwhile deleted all steps found.
         """
         good, absent = [], None
         for step in reversed(self.steps()):
@@ -85,7 +85,7 @@ class Checkpoints:
         return good
 
     def restore_latest(self, params: Tree, optimizer: Tree) -> Checkpoint | None:
-        """The newest undamaged step, or None where there is no step; says so when it had to go back.
+        """Restores the newest undamaged step; None where there is no step.
 
         `params` and `optimizer` give shapes, dtypes and shardings (`jax.ShapeDtypeStruct` leaves).
         """
@@ -96,12 +96,12 @@ class Checkpoints:
         return None
 
     def restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
-        """One step, its files checked against the manifest; NumPy arrays where no sharding is given."""
+        """Verifies and restores one step; NumPy arrays where no sharding is given."""
         self.verify(step)
         return self._restore(step, params, optimizer)
 
     def param_shapes(self, step: int) -> Tree:
-        """Shapes and dtypes of the parameters saved at `step`, its files checked against the manifest."""
+        """Shapes and dtypes of the parameters saved at `step`, which is verified."""
         self.verify(step)
         return self._saved_shapes(step)
 
@@ -112,16 +112,16 @@ class Checkpoints:
 
     def _restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
         self._check_shapes(step, params)
-        items = {"params": ocp.args.StandardRestore(_placed(params)), "metadata": ocp.args.JsonRestore()}
+        items = {"params": ocp.args.StandardRestore(_templates(params)), "metadata": ocp.args.JsonRestore()}
         if optimizer is not None:
-            items["optimizer"] = ocp.args.StandardRestore(_placed(optimizer))
+            items["optimizer"] = ocp.args.StandardRestore(_templates(optimizer))
         with self._reading(step):
             restored = self._orbax.restore(self._folder(step), args=ocp.args.Composite(**items))
         return Checkpoint(step, restored.params, restored.get("optimizer"), restored.metadata)
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Refuses a step that is not there, or not any more, and names one that cannot be read."""
+        """Raises AbsentError where the step is not there (any more), DamagedError where it cannot be read."""
         try:
             yield
         except InterruptedRun:
@@ -135,18 +135,18 @@ class Checkpoints:
             raise DamagedError(f"checkpoint {step} is damaged: {reason}") from error
 
     def read_newest(self, read: Callable[[], Read]) -> Read:
-        """`read()`; once more where a step it has found is deleted by a process that trains before it is read."""
+        """Returns `read()`, retried where a process that trains deletes the step before it is read."""
         for _ in range(_ATTEMPTS):
             with contextlib.suppress(AbsentError):
                 return read()
-        raise InputError(f"step: the checkpoints in {self.directory} are replaced faster than read; name one by number")
+        raise InputError(f"step: the checkpoints in {self.directory} are replaced faster than read; give a step number")
 
     def _absent(self, step: int) -> AbsentError:
         known = ", ".join(map(str, self.steps())) or "none"
         return AbsentError(f"step: {self.directory} has no checkpoint {step}; it has {known}")
 
     def verify(self, step: int) -> None:
-        """Compares every file of a step with its manifest."""
+        """Compares the SHA-256 of every file of a step with its manifest."""
         folder = self._folder(step)
         with self._reading(step):
             sums = read_object(folder / _MANIFEST)
@@ -156,7 +156,7 @@ class Checkpoints:
                     raise DamagedError(f"{folder / name} does not match its checksum")
 
     def _check_shapes(self, step: int, params: Tree) -> None:
-        """Orbax casts silently and reports a wrong shape as a missing entry: name the difference instead."""
+        """Names the first difference: Orbax casts dtypes silently and reports a wrong shape as a missing entry."""
         found, wanted = _described(self._saved_shapes(step)), _described(params)
         for name in sorted(wanted.keys() | found.keys()):
             if found.get(name) != wanted.get(name):
@@ -174,14 +174,14 @@ class Checkpoints:
 
 
 class CheckpointWriter(Checkpoints):
-    """The checkpoints in one folder, the newest `keep` of them kept; for the process, or processes, that train."""
+    """Saves checkpoints to one folder and keeps the newest `keep`; for the processes that train."""
 
     def __init__(self, directory: Path, keep: int | None = None):
         super().__init__(directory)
         self._keep = keep
 
     def save(self, step: int, params: Tree, optimizer: Tree | None, metadata: dict[str, Any]) -> None:
-        """Writes a step; returns when it is complete and on disk. It becomes the newest: later ones are deleted."""
+        """Writes a step and returns when it is complete. It becomes the newest: later steps are deleted."""
         items = {"params": ocp.args.StandardSave(params), "metadata": ocp.args.JsonSave(metadata)}
         if optimizer is not None:
             items["optimizer"] = ocp.args.StandardSave(optimizer)
@@ -189,7 +189,7 @@ class CheckpointWriter(Checkpoints):
         failed = f"checkpoint {step} could not be saved; those before it are intact, the same command resumes"
         num_bytes = sum(x.nbytes for x in jax.tree.leaves((params, optimizer)))
         with storage_errors(failed), self._alone(num_bytes):
-            with _once_only():
+            with _quiet():
                 self._orbax.save(unfinished, args=ocp.args.Composite(**items))
             if sharding.is_main():
                 sums = {str(path.relative_to(unfinished)): sha256(path) for path in _files(unfinished)}
@@ -200,7 +200,7 @@ class CheckpointWriter(Checkpoints):
 
     @contextlib.contextmanager
     def _alone(self, num_bytes: int) -> Iterator[None]:
-        """The main process alone writes here, without what a killed save has left, if there is room for so much."""
+        """For the main process: locks the folder, deletes what a killed save left, checks for `num_bytes` of disk."""
         if not sharding.is_main():
             yield
             return
@@ -209,7 +209,7 @@ class CheckpointWriter(Checkpoints):
             for path in self.directory.iterdir():
                 if path.name.endswith((_UNFINISHED, _REMOVED)) or _ORBAX_UNFINISHED in path.name:
                     shutil.rmtree(path)
-            # Where there is no room, Orbax fails in several threads at once, each with a traceback.
+            # On a full disk Orbax would fail in several threads, each with a traceback.
             if shutil.disk_usage(self.directory).free < num_bytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.directory))
             yield
@@ -219,16 +219,16 @@ class CheckpointWriter(Checkpoints):
         kept = [step for step in steps if step <= newest][-self._keep if self._keep else None :]
         for step in set(steps) - set(kept):
             removed = self.directory / f"{step}{_REMOVED}"
-            os.rename(self._folder(step), removed)  # first the name, so that no reader finds half of it
+            os.rename(self._folder(step), removed)  # renamed first: no reader finds half of it
             shutil.rmtree(removed)
 
 
 @contextlib.contextmanager
-def _once_only() -> Iterator[None]:
-    """What goes wrong in the block is raised, and not also printed.
+def _quiet() -> Iterator[None]:
+    """Silences what Orbax prints about errors in the block: they are raised, and reported once, by us.
 
-    Orbax logs a traceback first. Where it gives up, the tasks and threads of the other arrays report that nobody waits
-    for them any more. They may do so later, so these two stay silenced behind an error.
+    Orbax logs a traceback; then asyncio reports the abandoned tasks and threads of the other arrays. That may be after
+    the block, so these two stay silenced after an error.
     """
     verbosity, usual, asyncio_logger = logging.get_verbosity(), sys.unraisablehook, std_logging.getLogger("asyncio")
 
@@ -250,8 +250,8 @@ def _once_only() -> Iterator[None]:
     asyncio_logger.removeFilter(retrieved)
 
 
-def _placed(shapes: Tree) -> Tree:
-    """What Orbax takes for "an array on the host" where a shape has no sharding; it would else want the saved one's."""
+def _templates(shapes: Tree) -> Tree:
+    """Shapes for Orbax, those without a sharding as NumPy arrays: it would else restore the saved sharding."""
     host = lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape)
     return jax.tree.map(lambda x: x if getattr(x, "sharding", None) else host(x), shapes)
 
@@ -268,7 +268,7 @@ def _files(folder: Path) -> list[Path]:
 def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter) -> Checkpoint:
     """Saves the arithmetic mean of the parameters at `steps`, summed in float64 (§6.1), as a step of `target`.
 
-    It has no optimiser state, so nothing can be trained on from it. The files of these steps have been verified.
+    Without optimiser state, so training cannot resume from it. The caller has verified the steps.
     """
     shapes = source._saved_shapes(steps[-1])
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
@@ -282,21 +282,21 @@ def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter)
 
 
 def average_last(source: Checkpoints, count: int, target: CheckpointWriter) -> Checkpoint:
-    """`average` of the newest `count` undamaged checkpoints, or of as many as there are; says if damage is why."""
+    """`average` of the newest `count` undamaged checkpoints, or of as many as there are; warns if damage is why."""
 
     def read() -> Checkpoint:
         steps = source.newest_good(count)
         if not steps:
             raise DamagedError(f"{source.directory}: no undamaged checkpoint; there is nothing to average")
         if len(steps) < min(count, len(source.steps())):
-            logging.warning("%s has %d undamaged checkpoints in place of %d", source.directory, len(steps), count)
+            logging.warning("%s has %d undamaged checkpoints, not %d", source.directory, len(steps), count)
         return average(source, steps, target)
 
     return source.read_newest(read)
 
 
 def average_run(checkpoints: Path, averaged: Path, *, last: int | None, steps: Sequence[int] | None) -> Checkpoint:
-    """Averages the `last` checkpoints in one folder, or those at `steps`, into another, replacing what it held."""
+    """Averages the last `last` checkpoints, or those at `steps`, into the folder `averaged`, replacing what it held."""
     source, target = Checkpoints(checkpoints), CheckpointWriter(averaged, keep=1)
     if (last is None) == (steps is None):
         raise InputError("give either --last=N or --steps=a,b,c")

@@ -1,6 +1,6 @@
-"""The three ways a run may end early, each with the exit code `main.py` gives it.
+"""The three kinds of error that end a run with one line, each with the exit code that `main.py` returns.
 
-Anything else that is raised is a bug of ours and exits with 1 and a traceback.
+Any other exception is a bug in this code: a traceback and exit code 1.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class StopError(Exception):
-    """A reason to stop that is said in one line; `exit_code` is what the process returns."""
+    """An error reported as one line without a traceback; `exit_code` is what the process returns."""
 
     exit_code: int
 
@@ -28,19 +28,19 @@ class InputError(StopError, ValueError):
 
 
 class InterruptedRun(StopError):
-    """Stopped early, by a signal for example; the same command resumes."""
+    """Stopped early, for example by a signal; the same command resumes."""
 
     exit_code = 3
 
 
 class DamagedError(StopError):
-    """Bad numbers (NaN, infinity) or files that do not match their checksums."""
+    """NaN or infinity, or files that do not match their checksums."""
 
     exit_code = 4
 
 
 def choice(field: str, value: str, allowed: Iterable[str]) -> str:
-    """Returns `value` if it is one of `allowed`; otherwise refuses it and suggests the nearest."""
+    """Returns `value` if it is one of `allowed`; else an InputError that suggests the nearest."""
     allowed = list(allowed)
     if value in allowed:
         return value
@@ -49,16 +49,16 @@ def choice(field: str, value: str, allowed: Iterable[str]) -> str:
     raise InputError(f"{field}: unknown value {value!r}; {hint}known: {', '.join(allowed)}")
 
 
-# What the file system refuses, and no change of ours could mend.
+# Errors of the file system that the user has to mend, not this code.
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP,
             errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST)  # fmt: skip
 _NAMED_IN_TEXT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 def storage_reason(error: BaseException) -> str | None:
-    """Why the file system refused, such as "No space left on device"; None for an error of another kind.
+    """The file system's reason for an error, such as "No space left on device"; None for any other error.
 
-    Libraries in C++ say it in the text of errors of their own.
+    C++ libraries raise other types of error, with the reason in their text.
     """
     if isinstance(error, OSError) and error.errno in _STORAGE:
         return os.strerror(error.errno)
@@ -68,7 +68,7 @@ def storage_reason(error: BaseException) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The finite numbers from `least` to `most`, both included unless said to be open."""
+    """The finite numbers from `least` to `most`; both ends belong to it unless declared open."""
 
     least: float
     most: float | None = None
@@ -86,14 +86,14 @@ class Range:
         return least if self.most is None else f"{least} and {'below' if self.open_above else 'at most'} {self.most}"
 
     def check(self, field: str, value: Any, hint: str = "") -> None:
-        """Refuses a value of `field` that is not in the range."""
+        """Raises InputError where the value of `field` is not in the range."""
         if value not in self:
             finite = "finite, " if isinstance(value, float) and not math.isfinite(value) else ""
             raise InputError(f"{field} must be {finite}{self}{hint and f' ({hint})'}; got {shown(value)}")
 
 
 def check_ranges(ranges: Mapping[str, Range], values: Any, prefix: str = "") -> None:
-    """Refuses the first field of a dataclass that is not in its range; `prefix` comes before its name."""
+    """Raises InputError for the first field of a dataclass that is out of its range, named `prefix` + its name."""
     types = {field.name: field.type for field in dataclasses.fields(values)}
     for name, allowed in ranges.items():
         value = getattr(values, name)
@@ -107,7 +107,7 @@ _SHORT.maxstring = 160
 
 
 def shown(value: Any) -> str:
-    """A value for a message: short and on one line, however long, deep or large the value is."""
+    """A value for an error message: short and on one line, however large the value is."""
     if isinstance(value, int) and abs(value) >> 64:
         return f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -116,7 +116,7 @@ def shown(value: Any) -> str:
 
 
 def stop_reason(error: BaseException) -> tuple[str, int] | None:
-    """The line and the exit code of a reason to stop that is no bug of ours; None for any other error."""
+    """The line and the exit code of an error to report without a traceback; None for any other error."""
     if isinstance(error, StopError):
         return str(error), error.exit_code
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and (reason := storage_reason(error)):
@@ -126,7 +126,7 @@ def stop_reason(error: BaseException) -> tuple[str, int] | None:
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:
-    """What a process returns that runs `command`, which may return a code itself; a reason to stop is one line."""
+    """Runs `command`, which may return an exit code; errors with a `stop_reason` are printed as one line."""
     try:
         return command() or 0
     except (StopError, OSError) as error:

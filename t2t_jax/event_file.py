@@ -1,6 +1,6 @@
-"""The numbers of a run as TensorBoard reads them.
+"""TensorBoard event files.
 
-tensorboardX knows the format; its own writer has a thread and buffers, which fail behind our back where the disk does.
+Only tensorboardX's file format is used: its writer has a thread and a buffer, so a failing disk would go unnoticed.
 """
 
 import socket
@@ -15,7 +15,7 @@ from tensorboardX.record_writer import masked_crc32c
 
 
 class EventFile:
-    """A new event file in a folder; what earlier ones say of `first_step` and later is void."""
+    """A new event file in a folder; TensorBoard drops what earlier files there hold for `first_step` and later."""
 
     def __init__(self, folder: Path, first_step: int):
         folder.mkdir(exist_ok=True)
@@ -26,7 +26,7 @@ class EventFile:
         )
 
     def add(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Appends the numbers of a step."""
+        """Appends the scalars of a step."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._append(Event(step=step, summary=Summary(value=values)))
 
@@ -38,7 +38,7 @@ class EventFile:
 
 
 def _record(data: bytes) -> bytes:
-    """A record of a TFRecord file: its length and itself, each with a masked CRC-32C."""
+    """A record of a TFRecord file: the length and the data, each followed by its masked CRC-32C."""
     length = struct.pack("<Q", len(data))
     checked = lambda part: part + struct.pack("<I", masked_crc32c(part))
     return checked(length) + checked(data)

@@ -1,4 +1,4 @@
-"""Reading and writing files safely: UTF-8 lines, JSON that is whole or absent, checksums, file locks."""
+"""Reading and writing files safely: UTF-8 lines, atomic writes, JSON with checksums, file locks."""
 
 import contextlib
 import ctypes
@@ -22,14 +22,14 @@ _LINE_ENDS = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029",
 
 
 def single_line(text: str) -> str:
-    """`text` with a space for everything at which a reader may end a line, `str.splitlines` too."""
+    """Replaces every character that may end a line (those of `str.splitlines`) with a space."""
     return text.translate(_LINE_ENDS)
 
 
 def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """The lines of UTF-8 text, ended by \\n or \\r\\n, without a byte order mark at the beginning.
+    """Yields the lines of UTF-8 text, without their ends (\\n or \\r\\n) and without a leading byte order mark.
 
-    Refuses other encodings, and lines of more than 10 MiB, with the line's number.
+    Invalid UTF-8 and lines of more than 10 MiB are InputErrors that name the line.
     """
     for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), start=1):
         if len(line) > LONGEST_LINE:
@@ -45,34 +45,34 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
 
 def existing_file(field: str, path: str | Path, wanted: str = "") -> Path:
-    """The path of a file that must be there, which `field` names; `wanted` says what it must be."""
+    """The path of a file that must exist; the error names `field` and says what is `wanted`."""
     try:
         full = Path(path).expanduser()
         if full.is_file():
             return full
-    except (OSError, RuntimeError) as error:  # a name that is too long; ~somebody who is nobody
+    except (OSError, RuntimeError) as error:  # a name that is too long; ~user for an unknown user
         raise InputError(f"{field}: {shown(str(path))}: {getattr(error, 'strerror', None) or error}") from None
     raise InputError(f"{field}: no file {full}{wanted and '; ' + wanted}")
 
 
 def open_text(field: str, path: str | Path) -> BinaryIO:
-    """The text file that `field` names, for `read_lines`."""
+    """Opens the text file given as `field`, for `read_lines`."""
     return existing_file(field, path, "give a plain-text file with one sentence a line").open("rb")
 
 
 def read_text(field: str, path: str | Path) -> list[str]:
-    """All lines of the text file that `field` names."""
+    """All lines of the text file given as `field`."""
     with open_text(field, path) as file:
         return list(read_lines(file, str(path)))
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; refuses a damaged one by name."""
+    """The value in a JSON file; DamagedError where the file is missing or not JSON."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DamagedError(f"{path} is missing; restore it, or start anew in another folder") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested without end
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         reason = " ".join(str(error).split())[:100]
         raise DamagedError(
             f"{path} is damaged: not JSON ({reason}); restore it, or start anew in another folder"
@@ -80,21 +80,21 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, without its checksum, which is compared where there is one (`write_object`)."""
+    """The object in a JSON file; its checksum (`write_object`), if it has one, is verified and removed."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise DamagedError(f"{path} is damaged: {type(value).__name__} in place of an object")
     expected = value.pop(_CHECKSUM, None)
     if expected not in (None, _digest(value)):
         raise DamagedError(
-            f"{path} is damaged or was edited: it does not match its own checksum; restore it (what a command "
-            "should do differently is said by its flags)"
+            f"{path} is damaged or was edited: it does not match its own checksum; restore it, and change options by "
+            "flags instead"
         )
     return value
 
 
 def write_object(path: Path, value: dict[str, Any]) -> None:
-    """`write_json` with the SHA-256 of the value in it, so that `read_object` notices any change."""
+    """`write_json` with the SHA-256 of `value` added, by which `read_object` detects any change."""
     write_json(path, value | {_CHECKSUM: _digest(value)})
 
 
@@ -103,7 +103,7 @@ def _digest(value: dict[str, Any]) -> str:
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested values by their names, "section.field"."""
+    """Flattens nested dicts: {"section.field": leaf}."""
     leaves = {}
     for key, value in tree.items():
         leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
@@ -111,25 +111,25 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file atomically."""
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content)
     os.replace(partial, path)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes text, one line each, whole or not at all."""
+    """Writes text atomically, one item a line."""
     write_bytes(path, "".join(single_line(line) + "\n" for line in lines).encode())
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` as indented JSON, whole or not at all."""
+    """Writes `value` atomically as indented JSON."""
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 @contextlib.contextmanager
 def storage_errors(failed: str) -> Iterator[None]:
-    """A full, read-only or failing disk becomes one line: what `failed`, and why."""
+    """Turns the errors of a full, read-only or failing disk into an InputError: what `failed`, and why."""
     try:
         yield
     except Exception as error:  # tensorstore's are of several types
@@ -140,7 +140,7 @@ def storage_errors(failed: str) -> Iterator[None]:
 
 
 def check_output(field: str, path: str | Path) -> Path:
-    """The path of a file to be written later; refuses now what would fail then."""
+    """The path of a file to be written later; raises InputError now where writing would fail then."""
     path = Path(path).expanduser()
     if path.is_dir():
         raise InputError(f"{field}={path}: is a folder; give the path of a file")
@@ -155,9 +155,9 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
 def replace_folder(new: Path, path: Path, removed: Path) -> None:
-    """Gives `new` the name `path`, whose folder, if there is one, is deleted under the name `removed`.
+    """Renames the folder `new` to `path`; a folder that is there is renamed to `removed` and deleted.
 
-    At every moment one of the two has the name, where the file system can exchange names.
+    At every moment one of the two has the name `path`, where the file system supports RENAME_EXCHANGE.
     """
     if not path.exists():
         os.rename(new, path)
@@ -181,7 +181,7 @@ def sha256(path: Path) -> str:
 
 
 def hold(lock: Path) -> TextIO | None:
-    """Keeps other processes from holding this file until it is closed; None where one of them does already."""
+    """Exclusive file lock (flock), held until the returned file is closed; None where another process holds it."""
     file = lock.open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -193,7 +193,7 @@ def hold(lock: Path) -> TextIO | None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Waits for any other process that is in here with a folder; the death of one lets the next in."""
+    """Exclusive flock on a folder, waited for, and released when the process dies."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,26 +1,26 @@
-"""Memory in large pages, where Linux gives them only to programs that ask for them.
+"""Transparent huge pages for the CPU backend, by a re-exec with a glibc tunable.
 
-On CPU, XLA takes the memory of a step from the system and hands it back behind it, 0.9 GiB for the base model at 1,024
-tokens. In pages of 4 KiB those are 230,000 faults a step, one tenth of its time; in pages of 2 MiB they are hundreds.
+On CPU, XLA allocates the memory of each step anew: 0.9 GiB for the base model at 1,024 tokens. With pages of 4 KiB that
+is 230,000 page faults a step, a tenth of its time; with pages of 2 MiB, some hundreds.
 """
 
 import os
 import sys
 from pathlib import Path
 
-_OFFER = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _TUNABLE = "glibc.malloc.hugetlb"
 
 
 def environment() -> dict[str, str]:
-    """What makes glibc ask, as an addition to a program's environment; nothing where that is no use or decided."""
+    """The variable that makes glibc request huge pages; {} where it would have no effect or the user has set it."""
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if _TUNABLE in tunables or not _OFFER.exists() or "[madvise]" not in _OFFER.read_text():
+    if _TUNABLE in tunables or not _SETTING.exists() or "[madvise]" not in _SETTING.read_text():
         return {}
     return {"GLIBC_TUNABLES": ":".join(filter(None, [tunables, f"{_TUNABLE}=1"]))}
 
 
-def ask() -> None:
-    """Starts this program anew, as it was called, if it has yet to ask: glibc reads its tunables only then."""
+def enable() -> None:
+    """Re-executes this program with the tunable, unless it is set: glibc reads its tunables at program start only."""
     if added := environment():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | added)

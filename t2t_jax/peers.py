@@ -1,8 +1,8 @@
-"""The processes of one run watch each other, so that none waits for ever for one that was killed, stopped or cut off.
+"""Failure detection between the processes of one run: none waits for ever for one that was killed, stopped or cut off.
 
-A collective operation waits for every process. JAX's own heartbeats do find that one is missing, but late, and then
-they abort the others. Here each process has a TCP connection to process 0; when one of them closes unannounced, or is
-silent for too long, all processes end with a line that names the lost one.
+A collective operation waits for every process. JAX's heartbeats find a missing one late, and then abort the others
+without naming it. Here each process has a TCP connection to process 0, with heartbeats. When a connection closes
+without a message, or is silent for too long, all processes end with a line that names the lost one.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from t2t_jax.signals import leave
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _CONNECT_SECONDS = 60
-_PATIENCE_SECONDS = 3.0  # in which processes end one after the other; several ticks
+_GRACE_SECONDS = 3.0  # for processes to end one after the other; several ticks
 _LEAVES, _FAILS, _LOST = "leaves", "fails", "lost"  # messages; an empty one is a heartbeat
 
 
@@ -37,12 +37,12 @@ class Peer:
         self.silent_seconds, self.is_failing, self._rest = 0.0, False, b""
 
     def tell(self, *message: str) -> None:
-        """Sends a message; no matter if nobody is there, which `hear` finds."""
+        """Sends a message; `hear` reports a closed connection."""
         with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def hear(self) -> list[list[str]] | None:
-        """The messages that have come; None where the connection is closed."""
+        """The messages received; None where the connection is closed."""
         try:
             data = self.connection.recv(4096)
         except OSError:
@@ -54,7 +54,7 @@ class Peer:
         return [json.loads(line) for line in lines]
 
     def wait_for_end(self, deadline: float) -> None:
-        """Returns when the process has closed its end, or at the deadline."""
+        """Returns when the other process has closed the connection, or at the deadline."""
         with contextlib.suppress(OSError):
             self.connection.settimeout(max(0.01, deadline - time.monotonic()))
             while self.connection.recv(4096) and time.monotonic() < deadline:
@@ -62,7 +62,7 @@ class Peer:
 
 
 class Peers:
-    """The processes that this one is connected to: all others for process 0, process 0 for each of them."""
+    """The processes connected to this one: for process 0 all others, for the others process 0."""
 
     def __init__(self, peers: list[Peer], limit_seconds: float):
         self._peers, self._watched, self._limit = peers, list(peers), limit_seconds
@@ -71,7 +71,7 @@ class Peers:
         threading.Thread(target=self._watch, name="peers", daemon=True).start()
 
     def _watch(self) -> None:
-        """Hears the others and sends them heartbeats until all have left."""
+        """Receives messages and sends heartbeats, in a thread, until all peers have left."""
         with selectors.DefaultSelector() as selector:
             for peer in self._watched:
                 selector.register(peer.connection, selectors.EVENT_READ, peer)
@@ -80,11 +80,11 @@ class Peers:
                 for key, _ in selector.select(self._tick):
                     self._hear(key.data, selector)
                 now = time.monotonic()
-                # No more than a turn of this loop: where this process was stopped, the others were not silent.
+                # At most one turn of this loop: while this process was stopped (SIGSTOP), the others were not silent.
                 passed, last = min(now - last, 2 * self._tick), now
                 for peer in self._watched:
                     peer.silent_seconds += passed
-                    if peer.is_failing and peer.silent_seconds > _PATIENCE_SECONDS / 2:
+                    if peer.is_failing and peer.silent_seconds > _GRACE_SECONDS / 2:
                         self._end_all(peer, "has stopped with an error of its own")
                     if peer.silent_seconds > self._limit:
                         self._end_all(peer, f"has been silent for {self._limit:g} s (machine.peer_timeout_seconds)")
@@ -98,7 +98,7 @@ class Peers:
         if messages is None:
             if not peer.is_failing:
                 self._end_all(peer, "is gone")
-            selector.unregister(peer.connection)  # this process may have the same error, and some time to say so itself
+            selector.unregister(peer.connection)  # this process may have the same error: time to report it
         for what, *rest in filter(None, messages or []):
             if what == _LEAVES:
                 selector.unregister(peer.connection)
@@ -120,15 +120,15 @@ class Peers:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """A block that all processes end well, or none: an error in one of them ends it, and the others."""
+        """A block that all processes complete, or none: an error in one of them ends it and the others."""
         try:
             yield
         except InterruptedRun:  # the same in all of them, after the same step
             self._leave()
             raise
         except Exception as error:
-            if stop_reason(error) is None:  # perhaps of a collective operation that has lost a process,
-                time.sleep(_PATIENCE_SECONDS)  # which the thread finds about now, and then ends this one
+            if stop_reason(error) is None:  # perhaps a collective operation failed because a process is lost:
+                time.sleep(_GRACE_SECONDS)  # then the thread detects that now and ends this process
             self._fail(error)
         self._leave()
 
@@ -137,7 +137,7 @@ class Peers:
             peer.tell(_LEAVES)
 
     def _fail(self, error: Exception) -> None:
-        """Ends the process. An ordinary exit would wait for the others, while they wait for this one in a step."""
+        """Ends the process at once: an ordinary exit would deadlock with others that wait for this one in a step."""
         self._is_failing = True
         stop = stop_reason(error)
         if stop:
@@ -154,8 +154,8 @@ class Peers:
 
 
 def _wait_for_end(peers: list[Peer]) -> None:
-    """Process 0 is JAX's coordinator: were it to end first, JAX would abort those that still run."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    """Waits for the peers to end: process 0 is JAX's coordinator, and if it ended first, JAX would abort the others."""
+    deadline = time.monotonic() + _GRACE_SECONDS
     for peer in peers:
         peer.wait_for_end(deadline)
 
@@ -164,9 +164,9 @@ def _wait_for_end(peers: list[Peer]) -> None:
 
 
 def connect(process_id: int, num_processes: int, coordinator: str, store: Any, limit_seconds: float) -> Peers:
-    """Connects this process; `coordinator` is HOST:PORT of process 0, of which the host matters here.
+    """Connects this process to its peers; of `coordinator`, HOST:PORT of process 0, only the host is used.
 
-    `store` keeps text for all of them: `key_value_set(key, text)`, `blocking_key_value_get(key, milliseconds)`.
+    `store` is JAX's key-value store: `key_value_set(key, text)`, `blocking_key_value_get(key, milliseconds)`.
     """
     host = coordinator.rpartition(":")[0].strip("[]")
     own_host = socket.gethostname()
@@ -184,7 +184,7 @@ def connect(process_id: int, num_processes: int, coordinator: str, store: Any, l
 
 
 def _listen(host: str) -> socket.socket:
-    """On all interfaces, as JAX's coordinator does, unless all processes are on this machine."""
+    """Listens on all interfaces, as JAX's coordinator does, or on the loopback one where that is the coordinator's."""
     if host in _LOOPBACK:
         return socket.create_server((host, 0))
     if socket.has_dualstack_ipv6():
@@ -193,7 +193,7 @@ def _listen(host: str) -> socket.socket:
 
 
 def _accept(listening: socket.socket, token: str, count: int) -> list[Peer]:
-    """The connections of this many processes; whoever does not know the token is none."""
+    """Accepts the connections of `count` processes; closes those that do not send the token."""
     peers = {}
     deadline = time.monotonic() + _CONNECT_SECONDS
     while len(peers) < count:
@@ -212,7 +212,7 @@ def _accept(listening: socket.socket, token: str, count: int) -> list[Peer]:
 
 
 def _hello(connection: socket.socket) -> dict[str, Any]:
-    """The first line of a new connection, if it is one of ours."""
+    """The JSON object in the first line of a new connection; {} where there is none."""
     connection.settimeout(5.0)
     try:
         line = b""

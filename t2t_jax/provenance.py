@@ -1,6 +1,7 @@
-"""What a number was obtained with: without it no number means anything."""
+"""The code version and hardware that are recorded with every result."""
 
 import contextlib
+import functools
 import platform
 import subprocess
 from pathlib import Path
@@ -9,19 +10,21 @@ from t2t_jax import __version__
 
 
 def code_version() -> str:
-    """The commit of this code where it is a checkout, '+' appended if it was changed; else the release."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+    """The commit of the checkout, with '+' if it has uncommitted changes; else the release."""
+    file = Path(__file__)
+    git = ["git", "-C", str(file.parent)]
+    run = functools.partial(subprocess.run, capture_output=True, text=True)
     try:
-        done = subprocess.run(
-            [*git, "describe", "--always", "--abbrev=40", "--dirty=+"], capture_output=True, text=True
-        )
-    except OSError:
+        # Installed, this file may lie in a checkout of something else.
+        if run([*git, "ls-files", "--error-unmatch", file.name]).returncode:
+            return __version__
+        return run([*git, "describe", "--always", "--abbrev=40", "--dirty=+"]).stdout.strip() or __version__
+    except OSError:  # git is not installed
         return __version__
-    return done.stdout.strip() or __version__
 
 
 def cpu_name() -> str:
-    """The processor's model as Linux names it; elsewhere its architecture."""
+    """The processor's model name on Linux; elsewhere its architecture."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         for line in file:
             if line.startswith("model name"):

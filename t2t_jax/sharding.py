@@ -1,4 +1,7 @@
-"""§5.2: the devices and processes of a run, and how arrays lie on them. Nothing else knows how many there are."""
+"""§5.2: the device mesh, the sharding of every array, and collective operations between processes.
+
+All sharding rules are in this file.
+"""
 
 import collections
 import contextlib
@@ -11,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed  # the address of process 0, and the texts it keeps for all
+from jax._src import distributed  # the address of process 0 and its key-value store
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -19,10 +22,10 @@ from t2t_jax import peers
 from t2t_jax.errors import InputError, Range
 
 DATA, MODEL = "data", "model"
-PEER_TIMEOUT_SECONDS = Range(5, 86_400)  # a busy machine may well be silent for a second or two
+PEER_TIMEOUT_SECONDS = Range(5, 86_400)  # a busy machine may miss heartbeats for a second or two
 
-# The axis that tensor parallelism divides, by the last two parts of a parameter's name: heads, d_ff, the vocabulary.
-# Whatever is not named here is whole on every device of the model axis.
+# The axis that tensor parallelism shards (heads, d_ff or vocabulary), by the last two parts of a parameter's name.
+# Parameters that are not named here are replicated over the model axis.
 _MODEL_AXES = {
     "self_attention": {"query_kernel": 1, "key_kernel": 1, "value_kernel": 1, "output_kernel": 0,
                        "query_bias": 0, "key_bias": 0, "value_bias": 0},
@@ -35,7 +38,7 @@ _MODEL_AXES |= dict.fromkeys(("source_embedding", "target_embedding", "softmax")
 
 
 def make_mesh(devices: Sequence[jax.Device] | None = None, model_parallel: int = 1) -> Mesh:
-    """All devices of all processes; each row of `model_parallel` of them holds one model and a share of every batch."""
+    """A data × model mesh of all devices of all processes; `model_parallel` devices hold one copy of the model."""
     devices = np.array(jax.devices() if devices is None else devices)
     if model_parallel < 1 or devices.size % model_parallel:
         raise InputError(f"machine.model_parallel={model_parallel} must divide the number of devices, {devices.size}")
@@ -43,25 +46,25 @@ def make_mesh(devices: Sequence[jax.Device] | None = None, model_parallel: int =
 
 
 def local_mesh(mesh: Mesh) -> Mesh:
-    """The devices of `mesh` that belong to this process, for what each process does by itself."""
+    """The devices of `mesh` that belong to this process, for computation without other processes."""
     return Mesh(np.array(mesh.local_devices)[:, None], (DATA, MODEL))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The same on every device."""
+    """A whole copy on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def by_rows(mesh: Mesh) -> NamedSharding:
-    """The first axis divided over the data axis: batches."""
+    """Batches: the first array axis sharded over the data axis."""
     return NamedSharding(mesh, PartitionSpec(DATA))
 
 
 def of_state(shapes: Any, mesh: Mesh, shard_state: bool) -> Any:
-    """The sharding of each parameter, and of what the optimiser keeps of each, which has the same name.
+    """The sharding of each parameter and of its optimiser state, which has the same name.
 
-    Divided over the model axis as `_MODEL_AXES` says, where that divides evenly; with `shard_state` (ZeRO) also
-    over the data axis, along the longest axis left that divides evenly.
+    Tensor parallelism: sharded over the model axis by `_MODEL_AXES`, where that divides evenly. ZeRO (`shard_state`):
+    sharded over the data axis too, along the longest remaining array axis that divides evenly.
     """
 
     def sharding(path, x):
@@ -80,10 +83,9 @@ def of_state(shapes: Any, mesh: Mesh, shard_state: bool) -> Any:
 
 
 def put_rows(arrays: dict[str, np.ndarray], mesh: Mesh, multiple: int = 1) -> dict[str, jax.Array]:
-    """Arrays with equal numbers of rows, put on the devices in equal shares; every process gives the whole arrays.
+    """Puts arrays with equal numbers of rows on the devices, sharded by rows; every process passes the whole arrays.
 
-    Rows of zeros, which are padding everywhere in this code, are added up to the next multiple of
-    `multiple` × the length of the data axis.
+    Rows of zeros (padding) are added up to the next multiple of `multiple` × the length of the data axis.
     """
     rows = next(iter(arrays.values())).shape[0]
     added = -rows % (mesh.shape[DATA] * multiple)
@@ -94,7 +96,7 @@ def put_rows(arrays: dict[str, np.ndarray], mesh: Mesh, multiple: int = 1) -> di
 
 
 def gather_arrays(tree: Any, mesh: Mesh) -> Any:
-    """The whole of each array on all devices of this process."""
+    """All-gathers each array: a whole copy on every device of this process."""
     whole = jax.device_put(tree, replicated(mesh))
     return jax.device_put(jax.tree.map(lambda x: x.addressable_data(0), whole), replicated(local_mesh(mesh)))
 
@@ -106,10 +108,10 @@ def gather_arrays(tree: Any, mesh: Mesh) -> Any:
 def joined_processes(
     coordinator: str | None, num_processes: int | None, process_id: int | None, timeout_seconds: float
 ) -> Iterator[None]:
-    """Makes this process one of those of a run; to be entered before any device is used.
+    """Joins the processes of a run with `jax.distributed`; to be entered before any device is used.
 
-    `coordinator` is HOST:PORT of process 0. Without it the cluster's own manager is asked (Slurm, the cloud's).
-    Where one process is lost, or has not been heard for so long, the others end with exit code 3.
+    `coordinator` is HOST:PORT of process 0; without it, all three come from the cluster manager (Slurm, a cloud).
+    Where a process ends, or is silent for `timeout_seconds`, the others end with exit code 3.
     """
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
     missing = [f"--{name}" for name, value in given.items() if value is None]
@@ -118,15 +120,15 @@ def joined_processes(
     if not missing:
         _check_processes(coordinator, num_processes, process_id)
     PEER_TIMEOUT_SECONDS.check("machine.peer_timeout_seconds", timeout_seconds)
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM
     try:
-        # JAX's heartbeats, which abort without naming the lost process, only end what our own cannot.
+        # JAX's heartbeats abort without naming the lost process: a fallback for those of peers.py.
         jax.distributed.initialize(
             coordinator, num_processes, process_id, heartbeat_timeout_seconds=int(2 * timeout_seconds) + 10
         )
     except ValueError as error:
         raise InputError(f"--distributed: {error}; give --coordinator, --num_processes and --process_id") from None
-    # Gloo, which connects the processes of CPUs, says so on standard output: that is for results.
+    # Gloo, JAX's collectives on CPUs, prints to standard output, which is for results alone.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     joined = distributed.global_state
@@ -146,19 +148,19 @@ def _check_processes(coordinator: str, num_processes: int, process_id: int) -> N
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes and speaks for all."""
+    """Whether this is process 0, the only one that writes files and prints."""
     return jax.process_index() == 0
 
 
 def wait_for_all(name: str) -> None:
-    """Returns when every process has come to the point of this name."""
+    """A barrier: returns when every process has called it with this name."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 @contextlib.contextmanager
 def main_first(name: str) -> Iterator[None]:
-    """The main process goes through the block before the others do."""
+    """The main process runs the block first; the others run it when that has ended."""
     if not is_main():
         wait_for_all(name)
     yield
@@ -167,7 +169,7 @@ def main_first(name: str) -> Iterator[None]:
 
 
 def gather(value: Any) -> list[Any]:
-    """The values, plain ones as in JSON, that each process gives."""
+    """All-gathers a JSON value: those of all processes, by process index."""
     if jax.process_count() == 1:
         return [value]
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -177,29 +179,29 @@ def gather(value: Any) -> list[Any]:
 
 
 def share_out(function: Callable[[list[Any]], list[Any]], items: Sequence[Any]) -> list[Any]:
-    """`function(items)`, item by item, of which each process computes a part."""
+    """`function(items)`, one result an item; each process computes a share, and all get the whole list."""
     count = jax.process_count()
     parts = gather(function(list(items[jax.process_index() :: count])))
     return [parts[index % count][index // count] for index in range(len(items))]
 
 
-class Ballot:
-    """Lets every process do the same at the same step: what any of them asks for.
+class FlagReducer:
+    """All-reduces per-process flags with `or`, `delay` steps late, so that no step waits for the communication.
 
-    With several processes the answer is that of the vote cast `delay` steps ago, so that no step waits for it.
+    All processes get the same result at the same step. A single process gets its flags at once.
     """
 
     def __init__(self, mesh: Mesh, delay: int):
         self._mesh, self._delay = mesh, delay
-        self._cast = collections.deque()
-        self._any = jax.jit(lambda votes: votes.any(axis=0), out_shardings=replicated(mesh))
+        self._pending = collections.deque()
+        self._any = jax.jit(lambda rows: rows.any(axis=0), out_shardings=replicated(mesh))
 
-    def vote(self, *asked: bool) -> tuple[bool, ...]:
-        """Which of these any process has asked for."""
+    def reduce(self, *flags: bool) -> tuple[bool, ...]:
+        """Starts the all-reduce of this step's flags; returns the result of `delay` steps ago, at first False."""
         if jax.process_count() == 1:
-            return asked
-        votes = np.array([asked] * self._mesh.shape[DATA])
-        self._cast.append(self._any(jax.make_array_from_callback(votes.shape, by_rows(self._mesh), votes.__getitem__)))
-        if len(self._cast) <= self._delay:
-            return (False,) * len(asked)
-        return tuple(np.asarray(self._cast.popleft()).tolist())
+            return flags
+        rows = np.array([flags] * self._mesh.shape[DATA])
+        self._pending.append(self._any(jax.make_array_from_callback(rows.shape, by_rows(self._mesh), rows.__getitem__)))
+        if len(self._pending) <= self._delay:
+            return (False,) * len(flags)
+        return tuple(np.asarray(self._pending.popleft()).tolist())

@@ -1,8 +1,8 @@
-"""The signals that ask a program to stop: Ctrl-C, SIGTERM, and SIGUSR2, with which Slurm warns that a job's time is up.
+"""Handling of signals that ask a program to stop: SIGINT (Ctrl-C), SIGTERM, and SIGUSR2, Slurm's time-limit warning.
 
-Python runs signal handlers in the main thread, between two of its own instructions; a long XLA compilation lets none of
-them run, and schedulers wait 30 to 120 seconds before they kill. Here a thread reads the signals instead, from the
-"wakeup fd" that the interpreter's C-level handler writes to, and so they are answered at once whatever else runs.
+Python runs signal handlers in the main thread, between two bytecode instructions. A long XLA compilation blocks them,
+and schedulers send SIGKILL 30 to 120 seconds after SIGTERM. Here a thread reads the signals from the "wakeup fd", to
+which the interpreter's C-level handler writes, so they are handled at once whatever the main thread does.
 """
 
 import contextlib
@@ -17,20 +17,23 @@ from t2t_jax.errors import InterruptedRun
 
 _STANDARD_ERROR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
-_ONE_REQUEST_SECONDS = 1.0  # Slurm signals every process of a job, and wrappers pass on what they get
+_ONE_REQUEST_SECONDS = 1.0  # one stop may arrive twice: Slurm signals every process of a job, and wrappers forward it
+
+_cleanups: list[Callable[[], None]] = []  # of the `cleanup` blocks that are open
+_ending = threading.RLock()  # held by a thread that runs clean-ups; for ever by one that ends the process
 
 
 class Requests:
-    """Counts the requests to stop among the signals that come."""
+    """Counts the requests to stop among the signals received."""
 
     def __init__(self):
         self.count = 0
-        self._since = None  # when the first SIGTERM or Ctrl-C came
+        self._since = None  # time of the first SIGTERM or SIGINT
 
     def add(self, number: int) -> int:
-        """The number of requests so far, this signal included.
+        """Counts the signal `number`; returns the number of requests so far.
 
-        Signals within a second are one request, and SIGUSR2, the warning, is one with the SIGTERM that it warns of.
+        Signals within one second count once, and a SIGUSR2 counts together with the SIGTERM that it announces.
         """
         self.count = max(self.count, 1)
         if number != signal.SIGUSR2:
@@ -43,9 +46,9 @@ class Requests:
 
 
 def answer_with(answer: Callable[[int], None]) -> Callable[[], None]:
-    """From now on calls `answer` with each signal that asks to stop, in a thread of its own; main thread only.
+    """Installs `answer` as the handler of all three signals, called in a new thread; main thread only.
 
-    Returns the function that puts everything back as it was.
+    Returns the function that restores the previous handlers.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)  # as set_wakeup_fd requires
@@ -60,7 +63,7 @@ def answer_with(answer: Callable[[int], None]) -> Callable[[], None]:
     thread = threading.Thread(target=listen, name="signals", daemon=True)
     thread.start()
     usual = {number: signal.getsignal(number) for number in _SIGNALS}
-    if usual[signal.SIGUSR2] is signal.SIG_IGN:  # whoever started us passes on what Slurm says (trial_process.py)
+    if usual[signal.SIGUSR2] is signal.SIG_IGN:  # trial_process.py, our parent, handles it
         del usual[signal.SIGUSR2]
     usual_fd = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
     for number in usual:
@@ -78,7 +81,7 @@ def answer_with(answer: Callable[[int], None]) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def answered(answer: Callable[[int], None]) -> Iterator[None]:
-    """Signals within the block are answered so; blocks may be nested."""
+    """Handles signals with `answer` within the block; blocks may be nested."""
     restore = answer_with(answer)
     try:
         yield
@@ -87,34 +90,58 @@ def answered(answer: Callable[[int], None]) -> Iterator[None]:
 
 
 def _wake(*_) -> None:
-    """The handler in Python, which comes too late: the thread has answered."""
+    """Does nothing: the thread of `answer_with` has handled the signal by the time Python calls this."""
 
 
 def end_at_once(number: int) -> None:
-    """Ends the process with a line. Skips all cleaning up, which would wait for the main thread.
+    """Ends the process with one line, without unwinding the main thread, which may be busy in C++.
 
-    Nothing is damaged by it: every file is written whole or not at all, as for `kill -9`.
+    Only the clean-ups of `cleanup` run. Nothing is damaged, as with `kill -9`: every file is written whole or not at
+    all.
     """
     leave(f"stopped by {signal.Signals(number).name}; the same command goes on")
 
 
 def leave(line: str) -> None:
-    """Prints a line to standard error and ends the process as resumable, from any thread, whatever the others hold."""
-    over_a_bar = "\r\x1b[K" if os.isatty(_STANDARD_ERROR) else "\r"
-    os.write(_STANDARD_ERROR, f"{over_a_bar}{line}\n".encode())  # sys.stderr may be locked by the main thread
+    """Runs the registered clean-ups, prints a line to standard error and exits with code 3 (resumable); any thread."""
+    _ending.acquire()  # never released: a thread that comes to the end of a `cleanup` block must not go on
+    for action in reversed(_cleanups):
+        with contextlib.suppress(Exception):
+            action()
+    clear_line = "\r\x1b[K" if os.isatty(_STANDARD_ERROR) else "\r"  # of a progress bar
+    os.write(_STANDARD_ERROR, f"{clear_line}{line}\n".encode())  # sys.stderr may be locked by the main thread
     os._exit(InterruptedRun.exit_code)
 
 
+@contextlib.contextmanager
+def cleanup(action: Callable[[], None]) -> Iterator[None]:
+    """Calls `action` when the block ends, whether by itself, by an error, or because a signal ends the process.
+
+    After a signal another thread calls it, while the main thread may still be at work in the block.
+    """
+    with _ending:
+        _cleanups.append(action)
+    try:
+        yield
+    finally:
+        with _ending:
+            _cleanups.remove(action)
+            action()
+
+
 def watch() -> None:
-    """From now on a signal ends the process with a line and exit code 3, except within `deferred`."""
-    # What such an end leaves behind, multiprocessing's resource tracker removes; it need not say so.
+    """Makes a signal end the process with one line and exit code 3, except within `deferred`."""
+    # multiprocessing's resource tracker frees what such an end leaves behind; silence its warning about it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
     answer_with(end_at_once)
 
 
 @contextlib.contextmanager
 def deferred(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Whether the process was asked to stop, for a block that then ends in good order; asked again, it ends at once."""
+    """Yields a function that tells whether a signal has come, so that the block can save and stop.
+
+    `say` is given the line to print. A second request ends the process at once.
+    """
     requests = Requests()
 
     def note(number: int) -> None:
@@ -126,15 +153,15 @@ def deferred(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
 
     with answered(note):
         yield lambda: requests.count > 0
-    if requests.count:  # too late for the block to see it
+    if requests.count:  # after the block's last look
         end_at_once(signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def left_to_parent() -> Iterator[None]:
-    """Processes that are started in the block never see the signals that go to a whole terminal or job.
+    """Processes started in the block get neither SIGINT nor SIGUSR2, which terminals and Slurm send to all processes.
 
-    They are blocked rather than ignored, as a new process inherits that from its first instruction on.
+    The signals are blocked by mask, which a new process inherits from its first instruction on.
     """
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGUSR2))
     try:
@@ -144,7 +171,8 @@ def left_to_parent() -> Iterator[None]:
 
 
 def _forget_in_child() -> None:
-    """A forked process must not write its signals to the file descriptor of its parent."""
+    """Undoes, in a forked process, what belongs to its parent: the wakeup fd, the handlers and the clean-ups."""
+    _cleanups.clear()
     for number in _SIGNALS:
         if signal.getsignal(number) is _wake:
             signal.set_wakeup_fd(-1)

@@ -48,7 +48,7 @@ def everything(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_what_is_saved_comes_back_and_only_the_newest_are_kept(checkpoints):
+def test_restore_returns_what_was_saved_and_only_the_newest_steps_are_kept(checkpoints):
     assert checkpoints.steps() == [20, 30, 40]
     found = checkpoints.restore_latest(shapes(), optimizer_shapes())
     assert found.step == 40 and found.metadata == {"seed": 40} and found.optimizer["count"] == 40
@@ -57,12 +57,12 @@ def test_what_is_saved_comes_back_and_only_the_newest_are_kept(checkpoints):
     assert checkpoints.restore(20, shapes()).optimizer is None
 
 
-def test_nothing_saved_is_none(tmp_path):
+def test_an_empty_folder_restores_none(tmp_path):
     assert Checkpoints(tmp_path / "none").restore_latest(shapes(), optimizer_shapes()) is None
 
 
-def test_a_flipped_bit_in_any_file_falls_back_to_the_step_before_loudly(checkpoints, caplog):
-    """Orbax alone would load wrong numbers: its large arrays carry no checksum."""
+def test_a_flipped_bit_in_any_file_is_logged_and_the_step_before_is_restored(checkpoints, caplog):
+    """Orbax alone would load wrong numbers: its large arrays have no checksum."""
     damaged = files(checkpoints, 40)
     assert len(damaged) > 5
     for path in damaged:
@@ -75,7 +75,7 @@ def test_a_flipped_bit_in_any_file_falls_back_to_the_step_before_loudly(checkpoi
     assert checkpoints.restore_latest(shapes(), optimizer_shapes()).step == 40
 
 
-def test_missing_files_and_manifests_fall_back_too(checkpoints):
+def test_missing_files_and_manifests_restore_the_step_before(checkpoints):
     files(checkpoints, 40)[0].unlink()
     assert checkpoints.restore_latest(shapes(), optimizer_shapes()).step == 30
     (checkpoints.directory / "30" / "manifest.json").unlink()
@@ -85,7 +85,7 @@ def test_missing_files_and_manifests_fall_back_too(checkpoints):
         checkpoints.restore_latest(shapes(), optimizer_shapes())
 
 
-def test_every_bit_of_a_manifest_counts(checkpoints):
+def test_every_bit_of_a_manifest_is_checked(checkpoints):
     path = checkpoints.directory / "40" / "manifest.json"
     whole = path.read_bytes()
     for bit in range(0, 8 * len(whole), 7):
@@ -104,7 +104,7 @@ def test_every_bit_of_a_manifest_counts(checkpoints):
 
 
 def test_reading_changes_nothing(checkpoints, tmp_path):
-    """Orbax's manager, made for reading, would delete what another process is writing."""
+    """Orbax's CheckpointManager, even if opened to read, deletes what another process is writing."""
     for name in ("50.orbax-checkpoint-tmp", "50.unfinished.orbax-checkpoint-tmp", "50.unfinished", "10.removed"):
         (checkpoints.directory / name / "params").mkdir(parents=True)
     before = everything(checkpoints.directory)
@@ -143,7 +143,7 @@ print("saved", count)
 @pytest.mark.slow
 @pytest.mark.parametrize("event", ["os.rename", "os.rmdir"])
 def test_a_kill_at_any_point_of_a_save_leaves_a_complete_step(tmp_path, event):
-    """With keep=1, and with a step that replaces itself: never none, never half of one."""
+    """With keep=1, and with a step that is saved again: there is always one whole step."""
     CheckpointWriter(tmp_path / "checkpoints", keep=1).save(1, tree(1.0), None, {})
     reached = 0
     for step in (1, 2):
@@ -161,7 +161,7 @@ def test_a_kill_at_any_point_of_a_save_leaves_a_complete_step(tmp_path, event):
 
 
 def test_a_full_disk_is_one_line_and_the_steps_before_are_intact(checkpoints):
-    """Files may have no more than 10,000 bytes for a while."""
+    """Stands in for a full disk: a limit of 10,000 bytes a file."""
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))
     try:
@@ -187,8 +187,8 @@ except ValueError as error:
 """
 
 
-def test_what_goes_wrong_in_a_save_is_raised_and_not_also_printed(tmp_path):
-    """Orbax writes in many threads, each of which would say it."""
+def test_an_error_in_a_save_is_raised_and_not_also_printed(tmp_path):
+    """Orbax writes in many threads, each of which would print it."""
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], cwd=Path(__file__).parents[1], capture_output=True, text=True
     )
@@ -196,22 +196,22 @@ def test_what_goes_wrong_in_a_save_is_raised_and_not_also_printed(tmp_path):
 
 
 def test_a_step_becomes_the_newest_even_where_later_ones_were_damaged(checkpoints):
-    """Behind a fallback to 20: step 25 is newer than the damaged 30 and 40, and must not go instead of them."""
+    """After a fallback to step 20, saving 25 deletes the damaged 30 and 40, not 25."""
     checkpoints.save(25, tree(25.0), None, {})
     assert checkpoints.steps() == [20, 25]
 
 
-def test_averages_pass_over_damaged_steps_aloud(checkpoints, tmp_path, caplog):
+def test_averages_skip_damaged_steps_and_log_them(checkpoints, tmp_path, caplog):
     flip_bit(files(checkpoints, 30)[0])
     averaged = average_last(checkpoints, 2, CheckpointWriter(tmp_path / "averaged"))
     assert averaged.metadata["averaged_steps"] == [20, 40] and "checkpoint 30 is damaged" in caplog.text
     averaged = average_last(checkpoints, 3, CheckpointWriter(tmp_path / "averaged"))
-    assert averaged.metadata["averaged_steps"] == [20, 40] and "2 undamaged checkpoints in place of 3" in caplog.text
+    assert averaged.metadata["averaged_steps"] == [20, 40] and "2 undamaged checkpoints, not 3" in caplog.text
     with pytest.raises(DamagedError, match="checkpoint 30 is damaged"):
         average_run(checkpoints.directory, tmp_path / "averaged", last=None, steps=[30, 40])
 
 
-def test_all_damaged_is_an_error_never_a_silent_new_start(checkpoints):
+def test_all_damaged_checkpoints_are_an_error_and_never_a_silent_restart(checkpoints):
     for step in checkpoints.steps():
         flip_bit(max(files(checkpoints, step), key=lambda p: p.stat().st_size))
     with pytest.raises(DamagedError, match="every checkpoint is damaged"):

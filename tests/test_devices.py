@@ -1,4 +1,4 @@
-"""One experiment, whatever the number of devices and whatever they share."""
+"""The same experiment on any number of devices, with data and tensor parallelism and ZeRO."""
 
 import functools
 
@@ -27,7 +27,7 @@ STEPS = 4
 
 
 def train(config, store, devices):
-    """Losses and parameters of steps of SGD, which shows a scaled gradient where Adam would hide it."""
+    """Losses and state after steps of SGD, which a wrongly scaled gradient changes; Adam would hide it."""
     mesh = sharding.make_mesh(jax.devices()[:devices], config.machine.model_parallel)
     model, optimizer = make_model(config, store), optax.sgd(0.3, momentum=0.5)
     batches = Batches(
@@ -54,7 +54,7 @@ def assert_same(found, expected):
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory):
-    """Config, store and outcome on one device, where rows have unequal numbers of tokens."""
+    """Config, store and result on one device; the rows of a batch have unequal numbers of tokens."""
     config = tiny_config(tmp_path_factory.mktemp("one"), model__dropout=0.1, model__attention_dropout=0.1)
     store = open_store(config.data)
     tokens = Batches(store.source, store.target, tokens_per_batch=64, num_buckets=2, seed=0)[0]["targets"] != 0
@@ -85,7 +85,7 @@ def changed(config, **changes):
     ids=str,
 )
 def test_many_devices_equal_one(one, devices, changes):
-    """With dropout on: an element is dropped or not whatever device and microbatch its row is in."""
+    """With dropout: its mask does not depend on the device or the microbatch that a row is in."""
     config, store, expected = one
     assert_same(train(changed(config, **changes), store, devices), expected)
 
@@ -107,8 +107,8 @@ def test_many_devices_equal_one_on_packed_rows(one_packed, devices, changes):
     assert_same(train(changed(config, **changes), store, devices), expected)
 
 
-def test_no_chunk_of_the_loss_waits_for_other_devices(monkeypatch):
-    """Four chunks of 4 positions a device: what they give for the table is added up once, behind the loop."""
+def test_the_chunked_loss_all_reduces_once_behind_its_loop(monkeypatch):
+    """Four chunks of 4 positions a device: the gradient of the table is all-reduced once, after the loop."""
     monkeypatch.setattr(loss, "tokens_per_chunk", lambda: 4)
     mesh = sharding.make_mesh(jax.devices())
     rows = sharding.put_rows({"y": np.ones((16, 8, 4), np.float32), "targets": np.ones((16, 8), np.int32)}, mesh)
@@ -122,13 +122,13 @@ def test_no_chunk_of_the_loss_waits_for_other_devices(monkeypatch):
 
 
 @pytest.mark.parametrize("field", ["dropout", "attention_dropout"])
-def test_what_is_compared_has_both_kinds_of_dropout(one, field):
+def test_the_compared_model_uses_both_kinds_of_dropout(one, field):
     config, store, (losses, _) = one
     without, _ = train(changed(config, **{f"model__{field}": 0.0}), store, 1)
     assert not np.allclose(without, losses, rtol=1e-4)
 
 
-def test_the_state_is_divided_over_the_devices(one):
+def test_the_state_is_sharded_over_the_devices(one):
     config, store, _ = one
     _, state = train(changed(config, machine__model_parallel=2, machine__shard_state=True), store, 8)
     shares = {}
@@ -140,9 +140,9 @@ def test_the_state_is_divided_over_the_devices(one):
         assert shares[f"{of}encoder_layers_0/self_attention/query_kernel"] == 8
         assert shares[f"{of}decoder_layers_0/cross_attention/output_kernel"] == 8
         assert shares[f"{of}decoder_layers_0/feed_forward/hidden/kernel"] == 8
-        assert shares[f"{of}decoder_layers_0/feed_forward/hidden/bias"] == 2, "one axis can be divided once"
+        assert shares[f"{of}decoder_layers_0/feed_forward/hidden/bias"] == 2, "an array axis can be sharded once"
         assert shares[f"{of}decoder_layers_0/feed_forward/output/kernel"] == 8
-        assert shares[f"{of}decoder_layers_0/after_feed_forward/norm/scale"] == 4, "whole for each model"
+        assert shares[f"{of}decoder_layers_0/after_feed_forward/norm/scale"] == 4, "replicated over the model axis"
     assert shares["step"] == 1
 
 
@@ -167,8 +167,8 @@ def test_the_fewest_microbatches_that_fit_the_memory_are_chosen(one):
         built(1e-5)
 
 
-def test_the_memory_is_that_of_the_shape_which_needs_the_most():
-    """Few long rows have fewer positions than many short ones, and far more attention weights."""
+def test_the_memory_estimate_is_that_of_the_largest_batch_shape():
+    """Few long rows have fewer positions than many short ones, but far more attention weights."""
     model, optimizer = tiny.model(num_layers=1), optax.sgd(0.3)
     mesh = sharding.make_mesh(jax.devices()[:1])
     key, layout = jax.random.key(0), sharding.replicated(mesh)
@@ -206,17 +206,17 @@ def test_out_of_memory_is_one_line_that_names_the_field():
         ({"machine__peak_tflops": -1.0}, "machine.peak_tflops must be at least 0"),
     ],
 )  # fmt: skip
-def test_what_devices_cannot_do_is_refused_by_field(one, changes, said):
+def test_settings_that_the_devices_do_not_support_are_refused_by_field(one, changes, said):
     with pytest.raises(InputError, match=said):
         check(changed(one[0], **changes))
 
 
-def test_devices_that_do_not_divide_are_refused():
+def test_model_parallel_that_does_not_divide_the_number_of_devices_is_refused():
     with pytest.raises(InputError, match="machine.model_parallel=3 must divide the number of devices, 8"):
         sharding.make_mesh(jax.devices(), 3)
 
 
-def test_rows_are_padded_to_whole_shares():
+def test_rows_are_padded_to_equal_shards():
     mesh = sharding.make_mesh(jax.devices())
     put = sharding.put_rows({"x": np.ones((3, 2), np.int32)}, mesh, multiple=2)["x"]
     assert put.shape == (16, 2) and put.sum() == 6
@@ -224,12 +224,12 @@ def test_rows_are_padded_to_whole_shares():
 
 
 @pytest.mark.slow
-def test_a_divided_run_saves_resumes_and_translates_like_a_whole_one(tmp_path, monkeypatch):
-    """Parameters divided both ways and saved at step 2, then resumed whole on one device, and the other way round."""
+def test_a_sharded_run_saves_resumes_and_translates_like_an_unsharded_one(tmp_path, monkeypatch):
+    """Saved sharded by tensor parallelism and ZeRO, then resumed on one device, and the other way round."""
     monkeypatch.setattr(sharding, "make_mesh", lambda devices=None, n=1, model_parallel=1: MESHES[model_parallel]())
-    divided = {"machine__model_parallel": 2, "machine__shard_state": True}
+    sharded = {"machine__model_parallel": 2, "machine__shard_state": True}
     found = []
-    for run, then in (({}, divided), (divided, {})):
+    for run, then in (({}, sharded), (sharded, {})):
         for steps, changes in ((2, run), (4, then)):
             config = tiny_config(tmp_path, train__train_steps=steps, data__num_buckets=1, **changes)
             result = train_run(config, str(tmp_path / f"run_{len(found)}"))

@@ -15,7 +15,7 @@ class Sizes:
         check_ranges({"count": Range(1, 10), "share": Range(0, 1, open_below=True, open_above=True)}, self, "sizes.")
 
 
-def test_a_range_holds_its_ends_unless_they_are_open():
+def test_a_range_contains_its_ends_unless_they_are_open():
     assert [value in Range(1, 3) for value in (0, 1, 2, 3, 4)] == [False, True, True, True, False]
     assert [value in Range(0, 1, open_below=True, open_above=True) for value in (0, 0.5, 1)] == [False, True, False]
     assert [value in Range(0) for value in (math.nan, math.inf, -math.inf, 10**400)] == [False, False, False, True]
@@ -33,6 +33,6 @@ def test_a_range_holds_its_ends_unless_they_are_open():
         ({"share": math.nan}, "sizes.share must be finite, above 0 and below 1; got nan"),
     ],
 )
-def test_what_is_outside_is_refused_by_field_value_and_what_would_work(values, said):
+def test_a_value_out_of_range_is_refused_with_field_value_and_range(values, said):
     with pytest.raises(InputError, match=f"^{said}$"):
         Sizes(**values)

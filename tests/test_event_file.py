@@ -19,7 +19,7 @@ def events(path):
     return found
 
 
-def test_numbers_are_there_as_soon_as_they_are_added(tmp_path):
+def test_numbers_are_in_the_file_as_soon_as_they_are_added(tmp_path):
     file = EventFile(tmp_path / "tensorboard", 7)
     file.add(7, {"loss": 2.5, "nll": 2.0})
     file.add(8, {"loss": 1.5})

@@ -11,7 +11,7 @@ from t2t_jax.files import read_json, read_lines, single_line, write_json, write_
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
-def test_any_bytes_are_lines_or_refused_by_their_number(data, longest):
+def test_any_bytes_are_read_as_lines_or_refused_with_the_line_number(data, longest):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "LONGEST_LINE", longest)
         try:
@@ -32,7 +32,7 @@ def test_a_byte_order_mark_is_dropped_at_the_beginning_and_nowhere_else():
     assert lines == ["one", "\ufefftwo \ufeff"]
 
 
-def test_a_line_of_no_end_is_refused_after_reading_its_limit():
+def test_an_endless_line_is_refused_at_the_length_limit():
     class Endless(io.RawIOBase):
         count = 0
 
@@ -57,7 +57,7 @@ def test_each_line_written_is_one_line_to_every_reader(tmp_path_factory, lines):
         assert len(list(file)) == len(lines)
 
 
-def test_json_is_written_as_it_is(tmp_path):
+def test_json_is_read_back_as_written(tmp_path):
     value = {"text": "a\u2028b\nc", "list": [1, 2.5]}
     write_json(tmp_path / "value.json", value)
     assert read_json(tmp_path / "value.json") == value

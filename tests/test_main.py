@@ -1,4 +1,4 @@
-"""The commands, as typed: results on standard output, one line for every mistake, the exit codes of the contract."""
+"""The modes of main.py: results on standard output, one line for every mistake, the exit codes of its docstring."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def command(monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A finished run, and the folder its corpus is in."""
+    """The folder of a finished run."""
     directory = tmp_path_factory.mktemp("finished")
     train(tiny_config(directory), str(directory / "run"))
     return str(directory / "run")
@@ -56,7 +56,7 @@ def run(tmp_path_factory):
         ([QUICKSTART, "--workdir=WORK", "--config.model.d_model=191"], "d_model must be even for sinusoidal positions"),
         ([QUICKSTART, "--workdir=WORK", "--config.data.corpus=wmt"], "data.corpus: unknown value 'wmt'"),
         ([QUICKSTART, "--workdir=WORK", "--config.data.corpus=files"], "data.train is empty; set it to the PREFIX"),
-        (["--config.model.d_model=3"], "name that too, for example --config=configs/quickstart.py"),
+        (["--config.model.d_model=3"], "give --config too, for example --config=configs/quickstart.py"),
         (["--mode=transalte"], "--mode=transalte"),
         (["--moed=train"], "moed"),
         (["train"], "unexpected argument 'train'"),
@@ -78,7 +78,7 @@ def run(tmp_path_factory):
          "--process_id must be at least 0 and at most 1; got -1"),
         ([QUICKSTART, "--workdir=WORK", "--coordinator=here", "--num_processes=2", "--process_id=1"],
          "--coordinator=here: must be HOST:PORT"),
-        (["--mode=translate", "--workdir=WORK", "--temperature=2"], "--temperature does nothing without --sample"),
+        (["--mode=translate", "--workdir=WORK", "--temperature=2"], "--temperature has no effect without --sample"),
         (["--mode=translate", "--workdir=WORK", "--source=FILE"], "--source is not used by --mode=translate"),
         ([QUICKSTART, "--workdir=WORK", "--beam_size=3"], "--beam_size is not used by --mode=train"),
         ([QUICKSTART, "--workdir=WORK", "--process_id=1"], "several processes need --coordinator and --num_processes"),
@@ -132,7 +132,7 @@ def test_the_run_folder_holds_what_the_contract_says(run):
     assert list((Path(run) / "tensorboard").glob("events.*"))
 
 
-def test_some_steps_are_traced_and_the_utilisation_is_that_of_the_stated_peak(command, tmp_path):
+def test_profiled_steps_are_traced_and_utilisation_refers_to_the_configured_peak(command, tmp_path):
     (tmp_path / "config.py").write_text(
         "from pathlib import Path\nfrom tests.runs import tiny_config\n"
         f"get_config = lambda: tiny_config(Path({str(tmp_path)!r}), machine__peak_tflops=1e-3)\n"
@@ -140,6 +140,7 @@ def test_some_steps_are_traced_and_the_utilisation_is_that_of_the_stated_peak(co
     arguments = f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/run"
     code, _, errors = command(*arguments, "--profile_steps=2,3")
     assert code == 0 and f"steps 2 to 3 are traced in {tmp_path}/run/profile" in errors
+    assert errors.splitlines()[-1] == f'next: echo "…" | python main.py --mode=translate --workdir={tmp_path}/run'
     assert list((tmp_path / "run/profile").rglob("*.xplane.pb"))
     records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     result = json.loads((tmp_path / "run/result.json").read_text())
@@ -185,7 +186,7 @@ def test_translate_jsonl_has_every_field(command, run):
         (["--alpha=nan"], b"one\n", "alpha must be finite, at least 0 and at most 10; got nan"),
         (["--max_extra_length=-3"], b"one\n", "max_extra_length must be at least 0 and at most 4096; got -3"),
         (["--step=5"], b"one\n", "has no checkpoint 5; it has 2, 4, 6"),
-        (["--step=newest"], b"one\n", "--step=newest: must be the number of a checkpoint, last or averaged"),
+        (["--step=newest"], b"one\n", "--step=newest: must be the step of a checkpoint, last or averaged"),
         (["--output_format=json"], b"one\n", "--output_format=json"),
         ([], b"one\ntwo\nthr\xe9e\n", "standard input, line 3: not valid UTF-8 (byte 0xe9)"),
     ],
@@ -243,8 +244,8 @@ def test_score_prints_one_object_for_each_pair(command, run, tmp_path):
     assert code == 2 and "target: no file /none" in errors
 
 
-def test_a_step_is_a_number_last_or_averaged_and_said(command, run):
-    """The number of the last step is that checkpoint, not the average that bears its number."""
+def test_a_step_is_a_number_last_or_averaged_and_printed(command, run):
+    """A step number is that checkpoint, not the averaged one with the same number."""
     found = {}
     for step, said in (("6", "checkpoint 6"), ("last", "checkpoint 6"), ("averaged", "averaged checkpoint 6")):
         arguments = ("--mode=translate", f"--workdir={run}", f"--step={step}", "--output_format=jsonl")

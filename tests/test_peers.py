@@ -1,4 +1,4 @@
-"""Whatever happens to one of several processes, the others are gone within the limit, with a line that names it."""
+"""Whatever happens to one of several processes, the others end within the time limit, with a line that names it."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from t2t_jax import peers
 ROOT = Path(__file__).parents[1]
 LIMIT = 2.0
 
-# What a process does once they are connected; its main thread waits where no signal handler or other thread is served.
+# What a process does once all are connected. "wait" sleeps in C, where Python runs no signal handler.
 MEMBER = """
 import ctypes, sys, time
 from pathlib import Path
@@ -49,7 +49,7 @@ time.sleep(0.7 * (1 + (number + 1) % count))  # after they have left, the last o
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts one process for each of these acts; kills what is left of them in the end."""
+    """Starts one process for each act; kills those that are left at the end."""
     processes = []
 
     def start(*acts, limit=LIMIT):
@@ -70,14 +70,14 @@ def start(tmp_path):
 
 
 def end_within(processes, seconds):
-    """Exit code and standard error of each."""
+    """Exit code and standard error of each process; all must end within so many seconds."""
     deadline = time.monotonic() + seconds
     codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in processes]
     return [(code, process.stderr.read().strip()) for code, process in zip(codes, processes, strict=True)]
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_killed_process_is_missed_at_once(start, lost):
+def test_a_killed_process_is_detected_at_once(start, lost):
     processes = start("wait", "wait", "wait")
     processes.pop(lost).kill()
     for code, said in end_within(processes, 1.5):
@@ -86,7 +86,7 @@ def test_a_killed_process_is_missed_at_once(start, lost):
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_stopped_process_is_missed_when_the_limit_is_over_and_ends_when_it_goes_on(start, lost):
+def test_a_stopped_process_is_detected_after_the_time_limit_and_ends_when_it_continues(start, lost):
     processes = start("wait", "wait", "wait")
     stopped = processes.pop(lost)
     stopped.send_signal(signal.SIGSTOP)
@@ -98,8 +98,8 @@ def test_a_stopped_process_is_missed_when_the_limit_is_over_and_ends_when_it_goe
     assert end_within([stopped], 2)[0][0] == 3
 
 
-def test_processes_that_are_all_stopped_for_a_while_go_on(start):
-    """A suspended job; none of them has been silent for the limit of its own time."""
+def test_processes_that_are_all_stopped_for_a_while_continue(start):
+    """A suspended job: time during which a process is stopped is not counted as silence of the others."""
     processes = start("wait", "wait", "wait")
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for process in processes:
@@ -121,11 +121,11 @@ def test_an_error_in_one_process_ends_it_with_its_own_code_and_the_others_as_res
             assert found == 3 and f"process {failing} on " in said and "stopped with an error of its own" in said
 
 
-def test_an_error_that_stops_all_of_them_is_said_by_all(start):
+def test_an_error_that_stops_all_processes_is_printed_by_all(start):
     assert end_within(start("bad input", "bad input", "bad input"), 8) == [(2, "error: bad input")] * 3
 
 
-def test_an_error_caused_by_a_loss_is_reported_as_the_loss(start):
+def test_an_error_caused_by_a_lost_process_is_reported_as_the_lost_process(start):
     processes = start("bug", "bug", "wait")
     time.sleep(1.2)  # they have had the error by now
     processes.pop().kill()
@@ -133,17 +133,17 @@ def test_an_error_caused_by_a_loss_is_reported_as_the_loss(start):
         assert code == 3 and "process 2 on " in said and "Traceback" not in said
 
 
-def test_leaving_in_good_order_is_no_loss(start):
+def test_a_process_that_finishes_is_not_reported_as_lost(start):
     assert end_within(start("leave", "leave", "leave"), 8) == [(0, "")] * 3
 
 
-def test_stopping_early_together_is_no_loss(start):
+def test_processes_that_all_stop_early_are_not_reported_as_lost(start):
     for code, said in end_within(start("stop early", "stop early"), 8):
         assert code == 1 and said.endswith("InterruptedRun: stopped by a signal")  # which main.py prints as a line
 
 
-def test_a_stranger_is_not_taken_for_a_process(tmp_path):
-    """Nor may it keep the processes from finding each other."""
+def test_a_connection_without_the_token_is_refused(tmp_path):
+    """It does not keep the processes from connecting either."""
     with peers._listen("127.0.0.1") as listening:
         address = listening.getsockname()
         stranger, member = (socket.create_connection(address) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Two real processes of four devices each, on loopback: the experiment of one device; they save, stop and resume."""
+"""Two real processes of four devices each, on loopback, compute what one device does; they save, stop and resume."""
 
 import json
 import os
@@ -38,7 +38,7 @@ DROPOUT = {"model__dropout": 0.1, "model__attention_dropout": 0.1}
 
 
 def start_two(*command):
-    """The command in two processes that find each other."""
+    """Starts the command in two processes that join each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -53,7 +53,7 @@ def start_two(*command):
 
 
 def ended(processes, code):
-    """Standard output and standard error of each, both having exited with `code`."""
+    """Standard output and standard error of each process; both must have exited with `code`."""
     outputs = [process.communicate(timeout=300) for process in processes]
     assert [process.returncode for process in processes] == [code, code], outputs
     return outputs
@@ -89,7 +89,7 @@ def train_and_keep(directory, process_id):
 
 
 @pytest.mark.parametrize("seconds", [1.0, float("nan"), float("inf")])
-def test_a_limit_that_is_none_is_refused(seconds):
+def test_an_invalid_time_limit_is_refused(seconds):
     with (
         pytest.raises(InputError, match="machine.peer_timeout_seconds must be .*at least 5"),
         sharding.joined_processes("127.0.0.1:1", 2, 1, seconds),
@@ -98,12 +98,13 @@ def test_a_limit_that_is_none_is_refused(seconds):
 
 
 @pytest.mark.slow
-def test_they_save_stop_together_and_resume(tmp_path):
+def test_processes_save_and_stop_together_and_resume(tmp_path):
     (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
     command = lambda run: ("main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/{run}")
     outputs = ended(start_two(*command("whole")), 0)
     assert "test: BLEU" in outputs[0][0] and "8 devices" in outputs[0][1]
-    assert not outputs[1][0], "one process speaks for both"
+    assert not outputs[1][0], "only process 0 prints results"
+    assert ["next: echo" in errors for _, errors in outputs] == [True, False]
 
     processes = start_two(*command("run"))
     wait_for_checkpoint(processes[0], tmp_path / "run")
@@ -120,8 +121,8 @@ def test_they_save_stop_together_and_resume(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", ["parameter", "batch"])
-def test_a_difference_between_them_is_never_saved(tmp_path, plant):
-    """One bit of a parameter, or one sentence, is another one in the second process from step 8 on: all stop."""
+def test_a_difference_between_processes_is_never_saved(tmp_path, plant):
+    """From step 8 on, one bit of a parameter or one token differs in the second process: both processes stop."""
     (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
     processes = start_two("-m", "tests.test_processes", plant, str(tmp_path))
     said = {
@@ -158,7 +159,7 @@ def train_with_a_difference(plant, directory, *join):
 
 
 def flipped(x):
-    """The same array, one bit of this process's copies changed."""
+    """The same array with one bit of this process's replicas flipped."""
     copies = [np.array(shard.data) for shard in x.addressable_shards]
     for copy in copies:
         copy.view(np.uint32)[3, 3] ^= 1
@@ -168,7 +169,7 @@ def flipped(x):
 
 @pytest.mark.slow
 def test_a_lost_process_ends_the_other_within_the_limit_and_the_same_command_resumes(tmp_path):
-    """Killed, the coordinator (process 0) too, stopped by SIGSTOP, and told to end while it starts."""
+    """Lost to SIGTERM while it starts, to SIGKILL (the coordinator, process 0, too) and to SIGSTOP."""
     (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
     command = lambda run: (
         "main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/{run}",

@@ -1,4 +1,4 @@
-"""Stopped and resumed = never stopped; the same seed = the same run. To the last bit."""
+"""A resumed run equals an uninterrupted one, and the same seed gives the same run, bit for bit."""
 
 import contextlib
 import json
@@ -50,8 +50,8 @@ def test_the_same_seed_is_the_same_run_and_another_seed_another(tmp_path):
     assert losses(tmp_path / "a") != losses(tmp_path / "c")
 
 
-def test_a_run_cut_in_three_equals_one_piece_data_order_included(tmp_path):
-    """Over an epoch's edge (an epoch has 22 steps), and with a step logged beyond the last checkpoint."""
+def test_a_run_resumed_twice_equals_an_uninterrupted_one_data_order_included(tmp_path):
+    """Across the end of an epoch of 22 steps, and with a step logged after the last checkpoint."""
     whole = tiny_config(tmp_path, train__train_steps=30, checkpoint__interval_steps=10)
     train(whole, str(tmp_path / "whole"))
     for steps in (10, 24, 30):
@@ -101,7 +101,7 @@ def saved_steps(run):
 
 @pytest.mark.slow
 def test_signals_save_and_exit_with_3_and_kill_9_loses_nothing(tmp_path):
-    """SIGUSR2 is how Slurm, and submitit, warn of the end of a job's time."""
+    """SIGUSR2 is the time-limit warning of Slurm and submitit."""
     whole = start(tmp_path, tmp_path / "whole")
     assert whole.wait(300) == 0, whole.stderr.read()
 
@@ -143,7 +143,7 @@ def test_of_two_processes_that_start_together_in_a_folder_one_is_refused(tmp_pat
     assert "another process is training in" in outputs[codes.index(2)].splitlines()[-1]
 
 
-def test_jumps_of_the_wall_clock_do_not_move_the_saving_by_minutes(monkeypatch):
+def test_jumps_of_the_wall_clock_do_not_change_when_checkpoints_are_saved(monkeypatch):
     running = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: running)
     due, saved = every(minutes=10), []
@@ -158,7 +158,7 @@ def test_jumps_of_the_wall_clock_do_not_move_the_saving_by_minutes(monkeypatch):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a corpus and a run of six steps, checkpoints at 2, 4 and 6; not to be changed."""
+    """A folder with a corpus and a run of six steps, checkpoints at 2, 4 and 6; read-only."""
     directory = tmp_path_factory.mktemp("trained")
     train(tiny_config(directory), str(directory / "run"))
     return directory
@@ -166,7 +166,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def finished(trained, tmp_path):
-    """A copy of it."""
+    """A copy of `trained` that a test may change."""
     shutil.copytree(trained, tmp_path / "copy")
     return tmp_path / "copy"
 
@@ -202,8 +202,8 @@ def test_resuming_with_other_text_under_the_same_names_is_refused(finished):
     assert contents(finished / "run") == before
 
 
-def test_a_trained_folder_without_checkpoints_is_refused_never_trained_anew(finished):
-    """First the manifests go, then the folder, then what says that something was saved, then the result."""
+def test_a_trained_folder_without_checkpoints_is_refused_and_never_retrained(finished):
+    """Deletes the manifests, the checkpoints, and then one by one the files that show that the run was trained."""
     run = finished / "run"
     for path in run.glob("checkpoints/*/manifest.json"):
         path.unlink()
@@ -220,7 +220,7 @@ def test_a_trained_folder_without_checkpoints_is_refused_never_trained_anew(fini
         (run / gone).unlink()
 
 
-def test_a_run_whose_checkpoints_are_damaged_in_part_still_ends(finished, caplog):
+def test_a_run_with_some_damaged_checkpoints_still_completes(finished, caplog):
     flipped = max((finished / "run/checkpoints/4").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
     data = bytearray(flipped.read_bytes())
     data[len(data) // 2] ^= 1
@@ -257,7 +257,7 @@ def test_bad_numbers_stop_the_run_and_never_reach_a_checkpoint(tmp_path):
 
 @pytest.fixture
 def rate_of_step_4_is_nan(monkeypatch):
-    """The loss and the gradients of the step are good, its update is not."""
+    """In step 4 the loss and the gradients are finite, but the update is not."""
     make_schedule = SCHEDULES["inverse_sqrt"]
     planted = lambda *arguments: lambda count: jnp.where(count == 3, jnp.nan, make_schedule(*arguments)(count))
     monkeypatch.setitem(SCHEDULES, "inverse_sqrt", planted)
@@ -278,14 +278,14 @@ def test_an_update_that_is_not_finite_halts_before_it_is_saved(tmp_path, rate_of
     assert assert_all_checkpoints_finite(tmp_path / "run") == [2]
 
 
-def test_or_it_is_skipped_and_counted(tmp_path, rate_of_step_4_is_nan, capsys):
+def test_an_update_that_is_not_finite_can_be_skipped_and_is_counted(tmp_path, rate_of_step_4_is_nan, capsys):
     result = train(tiny_config(tmp_path, train__on_nonfinite="skip"), str(tmp_path / "run"))
     assert result["skipped_steps"] == 1 and result["averaged_steps"] == [4, 6]
     assert_all_checkpoints_finite(tmp_path / "run")
     assert "its update is skipped (1 so far)" in capsys.readouterr().err
 
 
-def test_what_was_evaluated_at_the_end_is_what_evaluate_says(tmp_path):
+def test_the_final_scores_equal_those_of_mode_evaluate(tmp_path):
     """Trained in bfloat16, evaluated in float32."""
     result = train(tiny_config(tmp_path, train__dtype="bfloat16"), str(tmp_path / "run"))
     given = dict.fromkeys(("step", "source", "reference", "output", "dtype"))
@@ -294,7 +294,7 @@ def test_what_was_evaluated_at_the_end_is_what_evaluate_says(tmp_path):
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of its own, and a function that mounts it again, "ro" or "rw"."""
+    """A small file system, and a function that remounts it as "ro" or "rw"."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = lambda *options: subprocess.run(["mount", *options, str(folder)], capture_output=True).returncode
@@ -336,8 +336,8 @@ def test_a_disk_that_is_full_or_read_only_is_one_line_and_nothing_is_lost(tmp_pa
 
 
 @pytest.mark.slow
-def test_readers_beside_a_trainer_that_saves_every_step_harm_neither(tmp_path):
-    """With one checkpoint kept, so that what is being read is deleted all the time."""
+def test_readers_and_a_trainer_that_saves_every_step_do_not_disturb_each_other(tmp_path):
+    """With checkpoint.keep=1, so that the checkpoint being read is deleted all the time."""
     fields = "train__train_steps=120, checkpoint__interval_steps=1, checkpoint__keep=1, checkpoint__average_last=1"
     trainer = start(tmp_path, tmp_path / "run", fields=fields)
     wait_for_checkpoint(trainer, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C and Slurm's SIGUSR2, whenever they come: exit code 3, nothing damaged, the same command goes on."""
+"""SIGTERM, Ctrl-C and Slurm's SIGUSR2 at any moment: exit code 3, nothing damaged, the same command resumes."""
 
 import os
 import re
@@ -12,6 +12,7 @@ import pytest
 
 from t2t_jax import signals
 from t2t_jax.training.loop import train
+from tests.interop import models
 from tests.runs import tiny_config
 from tests.test_resume import assert_same_run, saved_steps, start
 
@@ -44,28 +45,33 @@ def test_what_slurm_and_wrappers_send_together_is_one_request(monkeypatch, came,
 
 # --- Small programs ----------------------------------------------------------------------------------------
 
-# No handler in Python would run. A signal ends the C function early, so it is called again.
+# Python runs no signal handler meanwhile. A signal ends the C function early, so it is called again.
 SLEEP_IN_C = "import ctypes; print('ready', flush=True); list(map(ctypes.CDLL(None).sleep, [30] * 9))"
 
 
-def run(program):
-    """A program that has printed "ready"."""
+def run(program, first="ready"):
+    """Starts a program and waits for its first line."""
     process = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert process.stdout.readline() == "ready\n", process.stderr.read()
+    assert process.stdout.readline() == f"{first}\n", process.stderr.read()
     return process
 
 
 @pytest.mark.parametrize("number", [TERM, INT, USR2])
-def test_a_signal_is_answered_at_once_while_the_main_thread_is_in_c(number):
+def test_a_signal_is_handled_at_once_while_the_main_thread_is_in_c(number):
     process = run(f"from t2t_jax import signals; signals.watch(); {SLEEP_IN_C}")
     process.send_signal(number)
     assert process.wait(5) == 3
     assert process.stderr.read().strip() == f"stopped by {number.name}; the same command goes on"
 
 
-def test_a_signal_that_comes_too_late_for_the_block_ends_the_program_behind_it():
+def test_a_signal_after_the_last_check_of_the_block_ends_the_program_after_it():
     block = "with signals.deferred(print) as stopped: print('ready', flush=True); time.sleep(1)"
     process = run(f"import time; from t2t_jax import signals\n{block}\nprint('went on')")
     process.send_signal(TERM)
@@ -85,12 +91,95 @@ def test_an_ignored_warning_stays_ignored():
     process.wait()
 
 
-def test_a_signal_to_a_forked_child_is_not_its_parents():
+def test_a_signal_to_a_forked_child_does_not_reach_its_parent():
     fork = "import os, signal, time; child = os.fork()\nif not child: time.sleep(3); os._exit(0)"
     kill = "time.sleep(0.5); os.kill(child, signal.SIGTERM); print('child', os.wait()[1]); time.sleep(0.5)"
     process = run(f"from t2t_jax import signals; signals.watch(); print('ready', flush=True)\n{fork}\n{kill}")
     assert process.wait(5) == 0, process.stderr.read()
     assert process.stdout.read() == f"child {int(TERM)}\n"
+
+
+def test_a_cleanup_runs_before_a_signal_ends_the_program_and_when_its_block_ends(tmp_path):
+    program = """
+import pathlib
+from t2t_jax import signals
+signals.watch()
+remove = lambda name: signals.cleanup(pathlib.Path({folder!r}, name).unlink)
+for name in ("outer", "inner", "ended"):
+    pathlib.Path({folder!r}, name).touch()
+with remove("ended"):
+    pass
+print(pathlib.Path({folder!r}, "ended").exists())
+with remove("outer"), remove("inner"):
+    {sleep}
+""".format(folder=str(tmp_path), sleep=SLEEP_IN_C)
+    process = run(program, first="False")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(TERM)
+    assert process.wait(5) == 3 and not list(tmp_path.iterdir())
+
+
+def test_an_error_in_a_cleanup_block_does_not_outrun_a_signal():
+    """A clean-up may remove what the block works with; the error that follows must not end the program first."""
+    program = """
+import time
+from t2t_jax import signals
+signals.watch()
+removed = []
+def remove():
+    removed.append(1)
+    time.sleep(len(removed) == 1)
+with signals.cleanup(remove):
+    print("ready", flush=True)
+    while not removed:
+        pass
+    1 / 0
+"""
+    process = run(program)
+    process.send_signal(TERM)
+    assert process.wait(5) == 3
+    assert process.stderr.read().strip() == "stopped by SIGTERM; the same command goes on"
+
+
+# Each writes a file into the unfinished folder and then sleeps where no Python handler would run.
+EXPORT = """
+import runpy, sys
+from t2t_jax.interop import export
+
+def write(trained, folder):
+    (folder / "file").write_text("half")
+    {sleep}
+
+export.need = lambda package: None
+export._WRITERS["safetensors"] = (write, "safetensors")
+sys.argv = ["main.py", "--mode=export", "--workdir={run}", "--format=safetensors", "--output={output}"]
+runpy.run_path("main.py", run_name="__main__")
+"""
+IMPORT = """
+import pathlib, runpy, sys
+from t2t_jax import files
+
+def existing_file(*_):
+    pathlib.Path("{output}.partial/file").write_text("half")
+    {sleep}
+
+files.existing_file = existing_file
+sys.argv = ["from_marian", "{run}", "{output}"]
+runpy.run_module("t2t_jax.interop.from_marian", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("program", [EXPORT, IMPORT], ids=["export", "import"])
+def test_a_stopped_export_or_import_leaves_nothing_behind(tmp_path, program):
+    models.random_run(tmp_path / "run")
+    output = tmp_path / "new/out"
+    process = run(program.format(run=tmp_path / "run", output=output, sleep=SLEEP_IN_C))
+    assert [path.name for path in output.parent.rglob("*")] == ["out.partial", "file"]
+    process.send_signal(TERM)
+    _, errors = process.communicate(timeout=5)
+    assert process.returncode == 3, errors
+    assert errors.splitlines()[-1] == "stopped by SIGTERM; the same command goes on" and "Traceback" not in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 # --- main.py -----------------------------------------------------------------------------------------------
@@ -105,7 +194,7 @@ def line_of(process, word):
 
 
 def catches_signals(process):
-    """Whether it has handlers: main.py does after its own few imports."""
+    """Whether the process has installed its handlers, as main.py does after its few imports."""
     mask = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1]
     return int(mask, 16) >> (USR2 - 1) & 1
 
@@ -186,7 +275,7 @@ def test_a_second_signal_ends_a_save_and_the_checkpoint_before_it_is_intact(tmp_
 
 
 @pytest.mark.slow
-def test_a_translation_is_stopped_with_a_line_and_what_was_translated_is_there(tmp_path):
+def test_a_stopped_translation_prints_a_line_and_keeps_what_was_translated(tmp_path):
     train(tiny_config(tmp_path), str(tmp_path / "run"))
     command = [sys.executable, "main.py", "--mode=translate", f"--workdir={tmp_path}/run"]
     environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}

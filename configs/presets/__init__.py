@@ -1,1 +1,1 @@
-"""Changes to any config, by name: `apply` of `configs/presets/NAME.py` is what the sweep's `--set @NAME` does."""
+"""Presets that change any config: the sweep's `--set @NAME` calls `apply` of `configs/presets/NAME.py`."""

@@ -1,1 +1,1 @@
-"""Table 3: one file, one row; each is `base` with its own fields."""
+"""Table 3: one file for each row, which is `base` with the fields of that row."""

@@ -1,4 +1,4 @@
-"""Table 3, row (A): one head as wide as the eight of base together; the computation is the same (§6.2).
+"""Table 3, row (A): one head, with d_k and d_v eight times those of base; the amount of computation stays (§6.2).
 
 The paper: 100,000 steps, for the base model 12 hours on eight P100; newstest2013 perplexity 5.29 and BLEU 24.9;
 65 million parameters, as base.

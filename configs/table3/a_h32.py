@@ -1,4 +1,4 @@
-"""Table 3, row (A): thirty-two heads, each a quarter as wide; the computation is the same (§6.2).
+"""Table 3, row (A): thirty-two heads, with a quarter of d_k and d_v; the amount of computation stays (§6.2).
 
 The paper: 100,000 steps, for the base model 12 hours on eight P100; newstest2013 perplexity 5.01 and BLEU 25.4;
 65 million parameters, as base.

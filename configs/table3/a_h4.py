@@ -1,4 +1,4 @@
-"""Table 3, row (A): four heads, each twice as wide; the computation is the same (§6.2).
+"""Table 3, row (A): four heads, with twice the d_k and d_v; the amount of computation stays (§6.2).
 
 The paper: 100,000 steps, for the base model 12 hours on eight P100; newstest2013 perplexity 5.00 and BLEU 25.5;
 65 million parameters, as base.

@@ -10,5 +10,5 @@ from configs import base_ende
 
 def get_config():
     config = base_ende.get_config()
-    config.checkpoint.average_last = 1  # none is averaged (§6.2)
+    config.checkpoint.average_last = 1  # no averaging (§6.2)
     return config

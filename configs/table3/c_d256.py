@@ -1,4 +1,4 @@
-"""Table 3, row (C): d_model half that of base, and d_k and d_v with it; d_ff and h stay.
+"""Table 3, row (C): half of d_model, d_k and d_v; d_ff and h stay.
 
 The paper: 100,000 steps, for the base model 12 hours on eight P100; newstest2013 perplexity 5.75 and BLEU 24.5;
 28 million parameters.

@@ -1,4 +1,4 @@
-"""Table 3, row (C): the feed-forward network half as wide inside.
+"""Table 3, row (C): half of d_ff.
 
 The paper: 100,000 steps, for the base model 12 hours on eight P100; newstest2013 perplexity 5.12 and BLEU 25.4;
 53 million parameters.

@@ -1,4 +1,4 @@
-"""Table 3, row (C): the feed-forward network twice as wide inside.
+"""Table 3, row (C): twice the d_ff.
 
 The paper: 100,000 steps, for the base model 12 hours on eight P100; newstest2013 perplexity 4.75 and BLEU 26.2;
 90 million parameters.

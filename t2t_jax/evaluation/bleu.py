@@ -1,15 +1,14 @@
-"""§6.1: four scores of a translation, each with the signature of its protocol.
+"""§6.1: four scores of translations, each with the signature of its protocol.
 
     python -m t2t_jax.evaluation.bleu REFERENCE HYPOTHESIS --target_language=de [--baseline=OTHER] [--json]
 
-Two plain-text files, detokenised, one sentence a line. They are four protocols, and a number of one is never compared
-with a number of another:
+Two plain-text files, detokenised, one sentence a line. Scores of different protocols must not be compared:
 
-- paper_bleu: the paper's. Moses tokens, compounds split at their hyphens, cased BLEU as multi-bleu defines it. Only
-  English-German was split; for any language but de, paper_bleu is tokenized_bleu.
-- tokenized_bleu: the same without splitting.
-- sacrebleu: cased BLEU of detokenised text, 13a tokens.
-- chrf: character n-grams of order 6.
+- paper_bleu: the paper's. Moses tokens, compounds split at hyphens, cased BLEU as computed by multi-bleu.perl. The
+  paper split compounds for English-German only; for target languages other than de, paper_bleu equals tokenized_bleu.
+- tokenized_bleu: the same without compound splitting.
+- sacrebleu: sacreBLEU's default: cased BLEU of detokenised text, tokenised by 13a.
+- chrf: sacreBLEU's chrF2, character n-grams up to order 6.
 """
 
 import argparse
@@ -28,15 +27,15 @@ from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.evaluation.significance import Comparison, paired_bootstrap
 from t2t_jax.files import read_text
 
-MOSES_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())  # for others, Moses takes English's rules
+MOSES_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())  # Moses takes English rules for others
 SPLIT_LANGUAGES = ("de",)
-NEWSTEST2014 = {2737: "filtered", 3003: "full"}  # sentences of its two editions
+NEWSTEST2014 = {2737: "filtered", 3003: "full"}  # number of sentences of its two editions
 
 
 def corpus_scores(
     hypotheses: Sequence[str], references: Sequence[str], target_language: str | None = None
 ) -> dict[str, Any]:
-    """The scores of a whole test set, one reference a sentence; sacreBLEU and chrF alone without `target_language`."""
+    """The scores of a test set, one reference a sentence; without `target_language` only sacreBLEU and chrF."""
     check_pairs(hypotheses, references)
     bleu, chrf = BLEU(), CHRF()
     scores = {
@@ -49,7 +48,7 @@ def corpus_scores(
 
 
 def check_pairs(hypotheses: Sequence[str], references: Sequence[str], field: str = "hypothesis") -> None:
-    """Refuses sides that do not pair line by line; `field` names the translations."""
+    """Raises InputError where the numbers of lines differ; `field` names the hypotheses."""
     counts = len(hypotheses), len(references)
     if counts[0] != counts[1]:
         why = "they must pair line by line"
@@ -66,7 +65,7 @@ def _moses_scores(hypotheses: Sequence[str], references: Sequence[str], language
     if language not in MOSES_LANGUAGES:
         raise InputError(
             f"target_language: Moses has no rules for {language!r}, only for {', '.join(sorted(MOSES_LANGUAGES))}; "
-            "without target_language there are sacreBLEU and chrF"
+            "without target_language, only sacreBLEU and chrF are computed"
         )
     tokenizer = MosesTokenizer(language)
     sides = [[moses_tokens(line, tokenizer) for line in side] for side in (hypotheses, references)]
@@ -82,22 +81,22 @@ def _moses_scores(hypotheses: Sequence[str], references: Sequence[str], language
 
 
 def moses_tokens(line: str, tokenizer: MosesTokenizer) -> str:
-    """The tokens of a line with spaces between, as tokenizer.perl writes them by default: & is &amp;, hyphens stay."""
+    """The tokens of a line, separated by spaces, as Moses' tokenizer.perl prints them: & escaped, hyphens not split."""
     return tokenizer.tokenize(line, aggressive_dash_splits=False, escape=True, return_str=True)
 
 
 def split_compounds(tokens: str) -> str:
-    """Makes the hyphens inside words tokens of their own.
+    """Splits compounds at hyphens: A-B becomes A ##AT##-##AT## B.
 
-    One pass from left to right whose matches share no character: the second hyphen of A-B-C stays, for a B of one
-    character. So it was in the script behind the paper's numbers.
+    Matches do not overlap, so that the second hyphen of A-B-C is not split where B is one character: the behaviour of
+    the script behind the paper's numbers.
     """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens)
 
 
 def multi_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """BLEU of tokens, 0 to 100, without smoothing: 0 where no n-gram of some order up to four matches."""
-    bleu = BLEU(tokenize="none", smooth_method="none", force=True)  # force: it is meant to be tokenised
+    """BLEU-4 of tokenised text, 0 to 100, without smoothing: 0 where no n-gram of some order matches."""
+    bleu = BLEU(tokenize="none", smooth_method="none", force=True)  # force: no warning about tokenised text
     return bleu.corpus_score(hypotheses, [references]).score
 
 
@@ -107,7 +106,7 @@ def multi_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 def score_files(
     reference: str, hypothesis: str, target_language: str | None = None, baseline: str | None = None
 ) -> dict[str, Any]:
-    """The scores of two text files and, with `baseline`, how far HYPOTHESIS is ahead of that third file."""
+    """The scores of two text files and, with `baseline`, a third, the paired bootstrap of their difference."""
     references, hypotheses = read_text("reference", reference), read_text("hypothesis", hypothesis)
     scores = corpus_scores(hypotheses, references, target_language) | {"sentences": len(references)}
     if baseline is None:
@@ -118,7 +117,7 @@ def score_files(
 
 
 def table(scores: dict[str, Any]) -> str:
-    """The scores for people: name, number, signature."""
+    """The scores as a text table: name, score, signature."""
     names = {"paper_bleu": "paper_signature", "tokenized_bleu": "tokenized_signature"}
     names |= {"sacrebleu": "signature", "chrf": "chrf_signature"}
     lines = [f"{name:<15}{scores[name]:6.2f}  {scores[of]}" for name, of in names.items() if name in scores]
@@ -139,11 +138,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("reference", help="the right translations, one a line")
-    parser.add_argument("hypothesis", help="the translations to score, line by line")
-    parser.add_argument("--target_language", help="such as de; without it, sacreBLEU and chrF alone")
-    parser.add_argument("--baseline", help="other translations; a paired bootstrap of sacreBLEU against them")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("reference", help="reference translations, one a line")
+    parser.add_argument("hypothesis", help="translations to score, line by line")
+    parser.add_argument("--target_language", help="such as de; without it, only sacreBLEU and chrF")
+    parser.add_argument("--baseline", help="other translations to compare with, by a paired bootstrap of sacreBLEU")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = vars(parser.parse_args(argv))
     as_json = options.pop("json")
 

@@ -1,4 +1,4 @@
-"""Whether one translation is better than another: the paired bootstrap (Koehn, 2004) of sacreBLEU."""
+"""Statistical significance of a difference in sacreBLEU: the paired bootstrap (Koehn, 2004)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,11 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from sacrebleu.metrics import BLEU
 
-RESAMPLES, SEED = 1000, 12345  # sacreBLEU's own
+RESAMPLES, SEED = 1000, 12345  # sacreBLEU's defaults
 
 
 class Comparison(NamedTuple):
-    """`difference` is score − baseline; `interval` holds 95 % of the resampled differences."""
+    """`difference` is score − baseline; `interval` is the 95 % interval of the resampled differences."""
 
     score: float
     baseline: float
@@ -29,11 +29,11 @@ def paired_bootstrap(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Comparison:
-    """Scores both on the same test sets, each drawn from the sentences with replacement.
+    """Scores both translations on the same resampled test sets, whose sentences are drawn with replacement.
 
-    The p value is that of sacreBLEU's paired bootstrap: how often |difference| lies above its mean by at least
-    |score − baseline|. "At least", where sacreBLEU has "more than", gives equal translations p = 1. It is one tail: the
-    interval excludes 0 from about p = 0.025 down.
+    The p value is that of sacreBLEU's paired bootstrap: the share of resamples in which |difference| exceeds its mean
+    by at least |score − baseline|. sacreBLEU has "more than"; "at least" gives equal translations p = 1. The test is
+    one-tailed: the interval excludes 0 for p below about 0.025.
     """
     statistics = [_statistics(side, references) for side in (hypotheses, baseline)]
     score, other = (_bleu(rows.sum(0)) for rows in statistics)
@@ -48,13 +48,13 @@ def paired_bootstrap(
 
 
 def _statistics(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """What BLEU is computed from, [sentences, 10]: both lengths, n-grams that match and n-grams, of orders 1 to 4."""
+    """BLEU's sufficient statistics, [sentences, 10]: both lengths, then matching and all n-grams of orders 1 to 4."""
     bleu = BLEU(force=True)
     scores = [bleu.corpus_score([h], [[r]]) for h, r in zip(hypotheses, references, strict=True)]
     return np.array([[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in scores], np.int64)
 
 
 def _bleu(row: np.ndarray) -> float:
-    """sacreBLEU of a test set with these statistics in all."""
+    """sacreBLEU from the summed statistics of a test set."""
     sys_len, ref_len, *ngrams = row.tolist()
     return BLEU.compute_bleu(ngrams[:4], ngrams[4:], sys_len, ref_len, smooth_method="exp").score

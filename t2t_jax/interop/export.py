@@ -1,16 +1,16 @@
-"""A run as a folder that another system loads as it is (`main.py --mode=export`)."""
+"""Exports a run as a folder that another system loads directly (`main.py --mode=export`)."""
 
 import contextlib
+import functools
 import importlib
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from t2t_jax import signals
 from t2t_jax.decoding.trained_model import TrainedModel, restore
-from t2t_jax.errors import InputError, InterruptedRun, choice, shown
+from t2t_jax.errors import InputError, choice, shown
 from t2t_jax.interop.to_ctranslate2 import write_ctranslate2
 from t2t_jax.interop.to_marian import write_marian
 from t2t_jax.interop.to_safetensors import write_safetensors
@@ -22,6 +22,7 @@ _WRITERS: dict[str, tuple[Callable[[TrainedModel, Path], None], str]] = {
     "safetensors": (write_safetensors, "safetensors"),
 }
 FORMATS = tuple(_WRITERS)
+_ATTEMPTS = 100  # to remove a folder in which another thread is still writing
 
 
 def export_run(workdir: str, *, format: str, output: str, step: int | str | None) -> None:
@@ -33,7 +34,7 @@ def export_run(workdir: str, *, format: str, output: str, step: int | str | None
 
 
 def need(package: str) -> None:
-    """Refuses to go on without an optional package."""
+    """Raises InputError where an optional package is not installed."""
     try:
         importlib.import_module(package)
     except ImportError:
@@ -42,10 +43,10 @@ def need(package: str) -> None:
 
 @contextlib.contextmanager
 def new_folder(field: str, path: str | Path) -> Iterator[Path]:
-    """A folder to fill that bears its name only once it is complete; refuses one that holds anything.
+    """Yields a folder to fill, which gets the name `path` once it is complete; refuses a `path` that holds anything.
 
-    It is filled under the name PATH.partial, which is removed if anything fails or SIGTERM comes, with the parents that
-    were made for it.
+    Until then its name is PATH.partial. On an error, or when a signal ends the process (`signals.watch`), it is removed
+    together with the parents that were made for it.
     """
     with _refusals(field, path):
         folder = Path(path).expanduser().resolve()
@@ -53,41 +54,29 @@ def new_folder(field: str, path: str | Path) -> Iterator[Path]:
             raise InputError(f"{field}: {path} exists and is not an empty folder; choose a new one")
         partial = folder.with_name(folder.name + ".partial")
         made = [parent for parent in partial.parents if not parent.exists()]
-    try:
+    with signals.cleanup(functools.partial(_remove, partial, made)):
         with _refusals(field, path):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-        with _ended_by_sigterm(field, path):
-            yield partial
+        yield partial
         with _refusals(field, path):  # something may have taken its place meanwhile
             os.replace(partial, folder)
-    finally:
+
+
+def _remove(partial: Path, parents: list[Path]) -> None:
+    """Removes a folder, and those of `parents` that are then empty."""
+    for _ in range(_ATTEMPTS):
+        if not partial.is_dir():
+            break
         shutil.rmtree(partial, ignore_errors=True)
-        for parent in made:
-            with contextlib.suppress(OSError):  # it is not empty, as it should be if nothing failed
-                parent.rmdir()
-
-
-@contextlib.contextmanager
-def _ended_by_sigterm(field: str, path: str | Path) -> Iterator[None]:
-    """Makes of SIGTERM an exception, so that what was begun is removed; in other threads than the main one, nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_) -> None:
-        raise InterruptedRun(f"{field}: stopped by a signal, nothing is left of {path}; the same command begins again")
-
-    usual = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, usual)
+    for parent in parents:
+        with contextlib.suppress(OSError):  # it is not empty, as it should be if nothing failed
+            parent.rmdir()
 
 
 @contextlib.contextmanager
 def _refusals(field: str, path: str | Path) -> Iterator[None]:
-    """Says in one line why the operating system does not let a folder be made."""
+    """Turns the operating system's refusal to make a folder into a one-line InputError."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, or a ~user that is nobody

@@ -1,4 +1,4 @@
-"""What the importers share: writing a run folder, and answering on the command line."""
+"""What the importers share: writing a run folder, and the command line."""
 
 import argparse
 import contextlib
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from t2t_jax import signals
 from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.data.task import JOINT_FILE, Vocabularies
 from t2t_jax.errors import DamagedError, InputError, exit_code_of
@@ -28,10 +29,10 @@ def write_run(
     max_length: int,
     languages: tuple[str, str],
 ) -> None:
-    """Writes a run folder of one checkpoint that translates and scores; training refuses to resume from it."""
+    """Writes a run folder with one checkpoint, for translation and scoring; training refuses to resume from it."""
     model = dataclasses.asdict(config)
     del model["vocab_size"], model["source_vocab_size"]
-    # It has no corpus; empty prefixes make `evaluate` without --source say so.
+    # An imported model has no corpus: with these empty prefixes `evaluate` asks for --source.
     data = {
         "corpus": "files",
         "directory": ".",
@@ -59,7 +60,7 @@ def _check(config: TransformerConfig, params: Params) -> None:
             shape = found[name].shape if name in found else None
             raise InputError(f"checkpoint: {name} is {shape}, its config and vocabulary say {leaf.shape}")
         if not np.isfinite(found[name]).all():
-            raise DamagedError(f"checkpoint: {name} is too large for float32 once it is scaled as ours are")
+            raise DamagedError(f"checkpoint: {name} is not finite in float32 after conversion to our scaling")
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
@@ -68,6 +69,7 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def run_command(parser: argparse.ArgumentParser, command: Callable[..., None], argv: Sequence[str] | None) -> int:
-    """Calls `command` with the arguments; what is wrong with them is one line and exit code 2."""
+    """Calls `command` with the parsed arguments; mistakes end it with one line and exit code 2, signals with 3."""
     options = vars(parser.parse_args(argv))
-    return exit_code_of(lambda: command(**options))
+    with signals.answered(signals.end_at_once):
+        return exit_code_of(lambda: command(**options))

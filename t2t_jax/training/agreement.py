@@ -1,4 +1,4 @@
-"""§5.2: what is about to be saved is finite, and the same on every device and process that holds a copy of it."""
+"""§5.2: checks before a save that the training state is finite and that all replicas of it are equal."""
 
 import functools
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from t2t_jax.training.train_step import TrainState
 
 
 def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None:
-    """Refuses numbers that are not finite, and copies that differ; all processes decide alike.
+    """Raises DamagedError, in all processes, where a number is not finite or replicas or positions in the data differ.
 
-    `position` is where each process is in its data. Each device reads what it holds once, and four bytes of each
-    parameter are compared.
+    `position` is this process's position in the data. Each device reads its shards once; of each array, 32-bit digests
+    are compared.
     """
     names, specs = _names_and_specs(state)
     found = [_inspect(spec, mesh)(x) for spec, x in zip(specs, jax.tree.leaves(state), strict=True)]
-    digests, finite = ([_by_place(array) for array in arrays] for arrays in zip(*found, strict=True))
+    digests, finite = ([_by_device(array) for array in arrays] for arrays in zip(*found, strict=True))
     mine = {"position": position, "digests": digests, "finite": finite}
     processes = sharding.gather(mine)
     first = processes[0]["position"]
@@ -33,7 +33,7 @@ def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None
                 "same command resumes from the last checkpoint"
             )
     for number, (name, spec) in enumerate(zip(names, specs, strict=True)):
-        whole = lambda of, n=number: {place: x for other in processes for place, x in other[of][n].items()}
+        whole = lambda of, n=number: {index: x for other in processes for index, x in other[of][n].items()}
         if not all(whole("finite").values()):
             raise DamagedError(f"step {position['step']}: {name} holds a number that is not finite; it is not saved")
         if differing := _differing(whole("digests"), spec, mesh):
@@ -44,18 +44,18 @@ def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None
 
 
 def _names_and_specs(state: TrainState) -> tuple[list[str], list[PartitionSpec]]:
-    """Of each array: its name, and along which axes of the mesh it is divided."""
+    """Of each array: its name and its PartitionSpec."""
     leaves = jax.tree.leaves_with_path(state)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    divided = lambda x: x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
-    return names, [divided(x) for _, x in leaves]
+    spec = lambda x: x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
+    return names, [spec(x) for _, x in leaves]
 
 
 @functools.cache
 def _inspect(spec: PartitionSpec, mesh: Mesh) -> Callable[[Array], tuple[Array, Array]]:
-    """A function of an array divided like this: its digest, and whether it is finite, [data, model] for each device.
+    """A compiled function of an array sharded by `spec`: digest and finiteness of each device's shard, [data, model].
 
-    Compiled once for each shape, of which a model has few; one function of all arrays would take long to compile.
+    Compiled once for each shape, of which a model has few; one function of all arrays would compile much longer.
     """
 
     def inspect(x):
@@ -67,9 +67,9 @@ def _inspect(spec: PartitionSpec, mesh: Mesh) -> Callable[[Array], tuple[Array, 
 
 
 def _digest(words: UInt[Array, "M N"]) -> UInt[Array, ""]:
-    """32 bits that any change of one word changes: the sum of all words, each times an odd number of its own.
+    """A 32-bit digest that any change of one word changes: the sum of all words, word i times 2i + 1.
 
-    By columns first, which is fast on every backend.
+    Summed over rows first, which is fast on every backend.
     """
     row, column = (jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) for axis in (0, 1))
     index = row * jnp.uint32(words.shape[1]) + column
@@ -77,7 +77,7 @@ def _digest(words: UInt[Array, "M N"]) -> UInt[Array, ""]:
 
 
 def _is_finite(words: UInt[Array, "M N"]) -> Bool[Array, ""]:
-    """Whether no float32 of these bits is infinite or NaN: those have an exponent of ones."""
+    """Whether no float32 of these bits is NaN or infinite, that is, has an exponent of all ones."""
     return (words & 0x7FFFFFFF).max(axis=0).max() < 0x7F800000
 
 
@@ -85,22 +85,22 @@ def _yes(words: UInt[Array, "M N"]) -> Bool[Array, ""]:
     return jnp.ones((), bool)
 
 
-def _by_place(array: Array) -> dict[str, int | bool]:
-    """The values of this process's devices, by their place in the mesh, "data model"."""
-    place = lambda shard: " ".join(str(axis.start or 0) for axis in shard.index)
-    return {place(shard): shard.data.item() for shard in array.addressable_shards}
+def _by_device(array: Array) -> dict[str, int | bool]:
+    """The values on this process's devices, by their index in the mesh, "data model"."""
+    index = lambda shard: " ".join(str(axis.start or 0) for axis in shard.index)
+    return {index(shard): shard.data.item() for shard in array.addressable_shards}
 
 
 def _differing(digests: dict[str, int], spec: PartitionSpec, mesh: Mesh) -> str | None:
-    """Two devices that should hold the same share of an array and do not."""
-    divided = {axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry)}
+    """Names two devices whose replicas of one shard differ; None where all are equal."""
+    sharded = {axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry)}
     first = {}
-    for place in digests:
-        where = dict(zip(mesh.axis_names, map(int, place.split()), strict=True))
-        share = tuple(where[axis] for axis in mesh.axis_names if axis in divided)
-        same = first.setdefault(share, place)
-        if digests[place] != digests[same]:
-            device = lambda place: mesh.devices[tuple(map(int, place.split()))]
-            described = (f"{device(p)} of process {device(p).process_index}" for p in (same, place))
+    for index in digests:
+        position = dict(zip(mesh.axis_names, map(int, index.split()), strict=True))
+        shard = tuple(position[axis] for axis in mesh.axis_names if axis in sharded)
+        replica = first.setdefault(shard, index)
+        if digests[index] != digests[replica]:
+            device = lambda index: mesh.devices[tuple(map(int, index.split()))]
+            described = (f"{device(i)} of process {device(i).process_index}" for i in (replica, index))
             return " and ".join(described)
     return None

@@ -64,7 +64,7 @@ def train_in(
     )
     save_steps, evaluate_steps = (every(steps=config[of].interval_steps) for of in ("checkpoint", "evaluate"))
     save_minutes = every(minutes=config.checkpoint.interval_minutes)
-    ballot = sharding.Ballot(mesh, delay=IN_FLIGHT)
+    flags = sharding.FlagReducer(mesh, delay=IN_FLIGHT)
     with signals.deferred(say) as stopped, contextlib.closing(progress), engine.out_of_memory(), watchdog:
         for batch in progress.waiting_for(experiment.batches.iterate(step, train_steps)):
             profiler.before(step + 1)
@@ -73,7 +73,7 @@ def train_in(
             progress.add(step, metrics, batch, training_flops(experiment.model.config, *pair_lengths(batch)))
             profiler.after(step, progress)
             # All processes follow the clock of the main one; a signal may come to any of them.
-            save_now, stop = ballot.vote(sharding.is_main() and save_minutes(step), stopped())
+            save_now, stop = flags.reduce(sharding.is_main() and save_minutes(step), stopped())
             if evaluate_steps(step):
                 evaluate_dev(experiment, state, step, progress)
             if save_steps(step) or save_now or stop or step == train_steps:

@@ -1,4 +1,4 @@
-"""§5.2: ends a run that hangs, such as on a batch that never comes, so that a scheduler can start it again."""
+"""§5.2: ends a training run that hangs, for example in its data loader, so that a scheduler can restart it."""
 
 import contextlib
 import faulthandler
@@ -12,10 +12,10 @@ _STANDARD_ERROR = 2
 
 
 class Watchdog:
-    """Ends the process, resumable, when no training step has ended for `minutes` (0: never) of its running time.
+    """Ends the process with exit code 3 when no training step has ended for `minutes` of running time; 0: never.
 
-    It is a thread that counts its own ticks, so it works while the main thread waits in C++ for a batch or a device,
-    and the time for which the whole process was stopped (SIGSTOP, a suspended job) does not count.
+    A thread counts ticks, so it works while the main thread waits in C++ for a batch or a device. Time during which the
+    whole process was stopped (SIGSTOP, a suspended job) does not count.
     """
 
     def __init__(self, minutes: float):
@@ -33,12 +33,12 @@ class Watchdog:
         self._is_over.set()
 
     def step_ended(self) -> None:
-        """To be called when the devices have ended a step."""
+        """To be called when the devices have finished a step."""
         self._seconds = 0.0
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """A block that may take longer than a step: an evaluation, a save, a compilation."""
+        """Does not count the time of the block, such as an evaluation, a save or a compilation."""
         self._pauses += 1
         try:
             yield

@@ -52,7 +52,7 @@ def multi_bleu_by_definition(hypotheses, references):
 
 
 def split_by_definition(tokens):
-    """Goes through the line once; a hyphen is split where both neighbours are in words and not yet taken."""
+    """Scans the line once; a hyphen is split where both neighbours are non-spaces and not part of the match before."""
     out, taken = [], -1  # `taken`: the last character that a hyphen before this one has used
     for i, c in enumerate(tokens):
         inside = 0 < i < len(tokens) - 1 and not tokens[i - 1].isspace() and not tokens[i + 1].isspace()
@@ -89,7 +89,7 @@ def test_a_perfect_translation_scores_100_with_its_signature():
 
 
 def test_bleu_by_hand():
-    """4 of 5 words right in the places that leave 3 of 4 bigrams, 2 of 3 trigrams and 1 of 2 four-grams."""
+    """Of 5 words 4 match, of 4 bigrams 3, of 3 trigrams 2, of 2 four-grams 1."""
     scores = corpus_scores(["a b c d x"], ["a b c d e"])
     assert scores["sacrebleu"] == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
 
@@ -99,7 +99,7 @@ def test_brevity_penalty_by_hand():
     assert scores["sacrebleu"] == pytest.approx(100 * math.exp(1 - 8 / 6))
 
 
-def test_sides_must_pair():
+def test_hypotheses_and_references_must_pair():
     with pytest.raises(InputError, match="2 translations but 3 references"):
         corpus_scores(REFERENCES[:2], REFERENCES)
     with pytest.raises(InputError, match="test set is empty"):
@@ -121,7 +121,7 @@ def test_the_two_editions_of_newstest2014_are_told_apart():
 
 
 def test_moses_tokens_as_tokenizer_perl_writes_them():
-    """The lines are what Moses' tokenizer.perl -l de makes of GERMAN."""
+    """The expected lines are the output of Moses' tokenizer.perl -l de for GERMAN."""
     expected = [
         "Die E-Mail-Adresse von Dr. Weber lautet &quot; info @ haus-garten.de &quot; .",
         "Der CDU-Politiker sagte am 3. Mai , er habe 1.500,75 Euro für das Nord-Süd-Gefälle ausgegeben .",
@@ -200,8 +200,8 @@ def test_french_is_not_split_and_has_its_own_apostrophes():
     assert scores["paper_bleu"] == pytest.approx(by_definition)
 
 
-def test_case_and_escapes_count_on_both_sides_alike():
-    """A reference with & in it is matched by & alone, and a capital by a capital alone."""
+def test_case_and_escaped_characters_are_treated_alike_on_both_sides():
+    """& in a reference matches only &, and a capital only a capital."""
     line = "Müller & Söhne liefern [fast] alles ."
     assert corpus_scores([line], [line], "de")["paper_bleu"] == pytest.approx(100)
     for other in (line.replace("&", "&amp;"), line.lower()):
@@ -289,7 +289,7 @@ ODD = [
 
 
 def test_lines_of_any_kind_have_scores(command, tmp_path):
-    """Lines are those that end with a newline, whatever else is in them."""
+    """Only a newline ends a line, whatever other separators it contains."""
     files = write(tmp_path / "ref.de", ODD), write(tmp_path / "hyp.de", [*ODD[1:], "x"])
     code, output, errors = command(*files, "--target_language=de", "--json", f"--baseline={files[0]}")
     scores = json.loads(output)

@@ -17,7 +17,7 @@ def sentences(count, seed):
 
 
 def worsened(lines, rate, seed):
-    """Each word becomes another with probability `rate`."""
+    """Replaces each word with another one with probability `rate`."""
     chance = random.Random(seed)
     return [" ".join(chance.choice(WORDS) if chance.random() < rate else w for w in line.split()) for line in lines]
 
@@ -37,8 +37,8 @@ def test_scores_and_p_value_are_those_of_sacrebleu(monkeypatch):
     assert 0.01 < found.p_value < 0.5, "the example must be neither certain nor hopeless"
 
 
-def test_interval_by_another_road():
-    """Every resample scored as a text of its own: the interval holds 95 % of the differences."""
+def test_the_interval_equals_that_of_rescoring_every_resample():
+    """Every resample is scored as a test set: the interval contains 95 % of the differences."""
     references, better, worse = REFERENCES[:20], BETTER[:20], WORSE[:20]
     found = paired_bootstrap(better, worse, references, resamples=40, seed=3)
     chance, differences = np.random.default_rng(3), []
@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_answer_and_another_seed_another():
     assert first == again and first.interval != other.interval and first.difference == other.difference
 
 
-def test_changing_places_changes_the_sign_and_nothing_else():
+def test_swapping_the_systems_changes_the_sign_and_nothing_else():
     one, two = paired_bootstrap(BETTER, WORSE, REFERENCES), paired_bootstrap(WORSE, BETTER, REFERENCES)
     assert (one.score, one.baseline, one.difference) == (two.baseline, two.score, -two.difference)
     assert one.p_value == two.p_value and one.interval == pytest.approx((-two.interval[1], -two.interval[0]))
@@ -76,7 +76,7 @@ def test_empty_lines_are_scored():
 
 
 def test_an_order_without_matches_is_smoothed_as_sacrebleu_does():
-    """No four-gram is right."""
+    """No four-gram matches."""
     hypotheses, references = ["a b c x d e f"], ["a b c y d e f"]
     found = paired_bootstrap(hypotheses, hypotheses, references, resamples=1)
     assert found.score == pytest.approx(BLEU().corpus_score(hypotheses, [references]).score) and found.score > 0

@@ -1,10 +1,7 @@
 """What all formats share, and the plainest of them: our own parameters as safetensors."""
 
 import json
-import os
-import signal
 import sys
-import time
 
 import jax
 import numpy as np
@@ -12,7 +9,7 @@ import pytest
 
 import main
 from t2t_jax.decoding.trained_model import restore
-from t2t_jax.errors import InputError, InterruptedRun
+from t2t_jax.errors import InputError
 from t2t_jax.interop.export import export_run, new_folder
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from tests.interop import models
@@ -145,18 +142,6 @@ def test_a_folder_that_fails_leaves_nothing_behind_and_no_parents(tmp_path, erro
     with new_folder("output", tmp_path / "new/deep/out"):
         pass
     assert (tmp_path / "new/deep/out").is_dir() and not list(tmp_path.rglob("*.partial"))
-
-
-def test_sigterm_leaves_nothing_behind(tmp_path):
-    usual = signal.getsignal(signal.SIGTERM)
-    with (
-        pytest.raises(InterruptedRun, match="nothing is left of"),
-        new_folder("output", tmp_path / "new/out") as folder,
-    ):
-        (folder / "file").write_text("half")
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-    assert not list(tmp_path.iterdir()) and signal.getsignal(signal.SIGTERM) == usual
 
 
 def test_what_appears_meanwhile_is_left_alone(tmp_path):

@@ -1,4 +1,4 @@
-"""What is saved is finite and the same everywhere: planted differences are found by name."""
+"""Planted differences between replicas, and numbers that are not finite, are found and named before a save."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def state_on(mesh, shard_state=False):
 
 
 def planted(x, device, change):
-    """The same array, the copy of one device changed."""
+    """The same array with the replica of one device changed."""
     shards = [np.array(shard.data) for shard in x.addressable_shards]
     shards[device] = change(shards[device])
     arrays = [jax.device_put(data, shard.device) for data, shard in zip(shards, x.addressable_shards, strict=True)]
@@ -35,14 +35,14 @@ def flip_lowest_bit(data):
 
 
 @pytest.mark.parametrize(("model_parallel", "shard_state"), [(1, False), (2, False), (1, True), (2, True)])
-def test_equal_copies_pass_however_the_state_is_divided(model_parallel, shard_state):
+def test_equal_replicas_pass_however_the_state_is_sharded(model_parallel, shard_state):
     mesh = sharding.make_mesh(jax.devices(), model_parallel)
     check_state(state_on(mesh, shard_state), mesh, POSITION)
 
 
 @pytest.mark.parametrize(("model_parallel", "name"), [(1, "bias"), (1, "embedding/table"), (2, "embedding/table")])
-def test_one_bit_of_one_copy_is_found(model_parallel, name):
-    """A matrix divided over two devices still has four copies of each half."""
+def test_one_flipped_bit_of_one_replica_is_found(model_parallel, name):
+    """On eight devices a matrix sharded in two has four replicas of each half."""
     mesh = sharding.make_mesh(jax.devices(), model_parallel)
     state = state_on(mesh)
     *path, last = name.split("/")
@@ -62,7 +62,7 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(value):
         check_state(state, mesh, POSITION)
 
 
-def test_processes_at_other_places_in_the_data_are_found(monkeypatch):
+def test_processes_at_different_positions_in_the_data_are_found(monkeypatch):
     mesh = sharding.make_mesh(jax.devices()[:1])
     other = lambda mine: [mine, mine | {"position": {"step": 5, "batches": 124}}]
     monkeypatch.setattr(sharding, "gather", other)

@@ -1,4 +1,4 @@
-"""A run that hangs ends by itself, with the stacks of its threads; what only takes long, or was stopped, does not."""
+"""A run that hangs is ended, with the stacks of its threads; one that is only slow, or was stopped, is not."""
 
 import signal
 import subprocess
@@ -56,7 +56,7 @@ def test_a_hang_in_c_ends_within_the_limit_with_all_stacks_and_a_line():
     ],
     ids=["steps", "pause", "paused function", "never"],
 )
-def test_what_is_no_hang_goes_on(body, minutes):
+def test_a_program_that_does_not_hang_is_not_ended(body, minutes):
     process = watched(body, minutes)
     assert process.wait(8) == 0 and process.stdout.read() == "went on\n"
 
@@ -70,7 +70,7 @@ def test_time_in_which_the_process_was_stopped_does_not_count():
 
 
 @pytest.mark.parametrize("minutes", [-1.0, float("nan"), float("inf")])
-def test_a_limit_that_is_none_is_refused(tmp_path, minutes):
+def test_an_invalid_time_limit_is_refused(tmp_path, minutes):
     with pytest.raises(InputError, match="machine.hang_timeout_minutes must be .*at least 0; got"):
         check(tiny_config(tmp_path, machine__hang_timeout_minutes=minutes))
 
@@ -160,7 +160,7 @@ def test_a_batch_that_cannot_be_made_ends_the_run_soon_with_a_line_that_names_it
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["jit", "pmap"])
-def test_long_evaluations_saves_and_compilations_are_no_hang(tmp_path, engine):
+def test_long_evaluations_saves_and_compilations_are_not_taken_for_hangs(tmp_path, engine):
     log = tmp_path / "log"
     flags = ("--config.machine.hang_timeout_minutes=0.03", f"--config.machine.engine={engine}",
              "--config.train.train_steps=3", "--config.evaluate.interval_steps=2")  # fmt: skip
