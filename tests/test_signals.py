@@ -73,7 +73,7 @@ def test_a_signal_that_comes_too_late_for_the_block_ends_the_program_behind_it()
 
 
 def test_an_ignored_warning_stays_ignored():
-    """As `experiments/trial_process.py` starts a trial."""
+    """As `experiments/sweep/trial_process.py` starts a trial."""
     process = run(
         "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN); "
         f"from t2t_jax import signals; signals.watch(); {SLEEP_IN_C}"
