@@ -1,10 +1,10 @@
-"""What it costs that nothing is lost silently: the checks of every step, and those of every save.
+"""Cost of the integrity checks: those of every training step and those of every checkpoint save.
 
     python -m benchmarks.guards [--output FILE.json] [--rounds 7] [--model base|big]
 
-A step of 1,024 + 1,024 tokens with and without its checks (finite parameters, the CRC-32 of the batch) takes turns in
-one process. A save's checks are the comparison of the copies (`check_state`) and the SHA-256 of each file, as a share
-of the paper's ten minutes between saves.
+Steps of 1,024 + 1,024 tokens with and without the checks (finite parameters, CRC-32 of the batch) are interleaved in
+one process. The checks of a save are the comparison of the replicas (`check_state`) and the SHA-256 of each file; they
+are given as a fraction of the paper's ten minutes between saves.
 """
 
 import argparse
@@ -38,21 +38,21 @@ SECONDS_BETWEEN_SAVES = 600.0  # §6.1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", help="where to write the numbers as JSON")
-    parser.add_argument("--rounds", type=int, default=7, help="steps of each kind, taken in turns")
+    parser.add_argument("--rounds", type=int, default=7, help="steps of each kind, interleaved")
     parser.add_argument("--model", choices=["base", "big"], default="base")
     arguments = parser.parse_args()
 
-    found_under = measure.conditions(["jax", "orbax-checkpoint"]) | {"model": arguments.model}
+    conditions = measure.conditions(["jax", "orbax-checkpoint"]) | {"model": arguments.model}
     config = {"base": base_ende, "big": big_ende}[arguments.model].get_config()
     state, steps, batch = _training(config)
     results = _of_a_save(state) | _of_a_step(state, steps, batch, arguments.rounds)
     for name, value in results.items():
         print(f"{name:<32}{value:12.4f}")
-    measure.write(arguments.output, found_under, results)
+    measure.write(arguments.output, conditions, results)
 
 
 def _training(config: Any) -> tuple[train_step.TrainState, dict[str, Callable], dict[str, np.ndarray]]:
-    """A new state, the compiled step with and without its checks, and a batch without padding."""
+    """A new state, the compiled step with and without checks, and a batch without padding."""
     model = Transformer(TransformerConfig(vocab_size=VOCAB, **config.model))
     optimizer, key = loop.make_optimizer(config), jax.random.key(0)
     mesh = sharding.make_mesh(jax.devices()[:1])
@@ -71,7 +71,7 @@ def _training(config: Any) -> tuple[train_step.TrainState, dict[str, Callable], 
 
 
 def _of_a_save(state: train_step.TrainState) -> dict[str, float]:
-    """Seconds of the checks, of the whole save, and the share of the checks in the time between saves."""
+    """Seconds of the checks and of the whole save, and the fraction that the checks take of the time between saves."""
     mesh = state.step.sharding.mesh
     seconds = [_seconds(lambda: check_state(state, mesh, {"step": 0})) for _ in range(4)][1:]  # the first compiles
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ def _of_a_save(state: train_step.TrainState) -> dict[str, float]:
 def _of_a_step(
     state: train_step.TrainState, steps: dict[str, Callable], batch: dict[str, np.ndarray], rounds: int
 ) -> dict[str, float]:
-    """Seconds of a step, and what its checks add to it."""
+    """Seconds of a step, and the fraction that its checks add."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for round_ in range(rounds + 1):
         for name, step in list(steps.items())[:: 1 if round_ % 2 else -1]:
