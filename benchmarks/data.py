@@ -1,10 +1,10 @@
-"""How fast text becomes batches, how much memory that takes, and how much of a batch is padding.
+"""Speed and memory of the data pipeline, from text to batches, and the fraction of padding in batches.
 
     python -m benchmarks.data [--output FILE.json] [--pairs 2000000] [--directory DIR]
 
-Text: made-up words with the frequencies and lengths of WMT14's. Preparing: all cleaning rules on. Plans: 36 million
-pairs, the size of WMT14 English–French, by their lengths. Every part runs in a process of its own, whose peak memory is
-what is printed. Needs about 2 GB of disk, and nothing else running.
+The text is synthetic, with the word frequencies and lengths of WMT14, and is prepared with all cleaning rules on.
+Batches are planned for the lengths of 36 million pairs, the size of WMT14 English–French. Each part runs in its own
+process, whose peak memory is printed. Needs about 2 GB of disk and an idle machine.
 """
 
 import argparse
@@ -25,39 +25,40 @@ WMT14 = {"English-German": 4_508_785, "English-French": 36_000_000}
 TOKENS_PER_BATCH = 25_000
 SHAPES = (12, 24, 48, 96, 256)
 WORDS = 300_000
-CHUNK = 100_000  # sentences made at a time
+CHUNK = 100_000  # sentences generated at a time
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", help="where to write the numbers as JSON")
-    parser.add_argument("--pairs", type=int, default=2_000_000, help="pairs that are prepared")
-    parser.add_argument("--directory", help="where the text and the store are written; a temporary folder")
+    parser.add_argument("--pairs", type=int, default=2_000_000, help="number of pairs to prepare")
+    parser.add_argument("--directory", help="where to write the text and the store; by default a temporary folder")
     arguments = parser.parse_args()
 
-    found_under = measure.conditions(["numpy", "sentencepiece", "grain"]) | {"pairs": arguments.pairs}
-    print(found_under, flush=True)
+    conditions = measure.conditions(["numpy", "sentencepiece", "grain"]) | {"pairs": arguments.pairs}
+    print(conditions, flush=True)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
         results = preparing(Path(directory), arguments.pairs) | loading(Path(directory))
-    measure.write(arguments.output, found_under, results | plans() | padding())
+    measure.write(arguments.output, conditions, results | plans() | padding())
 
 
 def preparing(directory: Path, count: int) -> dict[str, float]:
-    """Two text files → a store."""
+    """Two text files → a token store."""
     measure.alone(write_text, directory, count)
-    (kept, learning), seconds, gib = measure.alone(prepare, directory)
-    pace = (seconds - learning) / count
+    (kept, vocabulary_seconds), seconds, gib = measure.alone(prepare, directory)
+    seconds_per_pair = (seconds - vocabulary_seconds) / count
     print(f"\npreparing {count:,} pairs, all rules on: {count / seconds:,.0f} pairs/s, {gib:.2f} GiB; {kept:,} kept")
-    print(f"    {learning:.0f} s for the vocabulary, then {1 / pace:,.0f} pairs/s")
+    print(f"    {vocabulary_seconds:.0f} s for the vocabulary, then {1 / seconds_per_pair:,.0f} pairs/s")
     for name, pairs in WMT14.items():
-        print(f"    {name}, {pairs:,} pairs, at this pace: {(learning + pairs * pace) / 60:.0f} minutes")
+        minutes = (vocabulary_seconds + pairs * seconds_per_pair) / 60
+        print(f"    {name}, {pairs:,} pairs, at this speed: {minutes:.0f} minutes")
     _, taken, keys_gib = measure.alone(find_duplicates, WMT14["English-French"])
     print(f"    duplicates among {WMT14['English-French']:,} pairs: {taken:.0f} s, {keys_gib:.2f} GiB", flush=True)
     return {"prepare_pairs_per_second": count / seconds, "prepare_gib": gib, "duplicates_36m_gib": keys_gib}
 
 
 def loading(directory: Path) -> dict[str, float]:
-    """A store, its files in memory → batches, on one core."""
+    """A token store in the page cache → batches, on one core."""
     (speed, digest), _, _ = measure.alone(load, directory)
     (_, again), _, _ = measure.alone(load, directory)
     print(f"\nloading: {speed:,.0f} target tokens/s on one core; the same batches again: {digest == again}", flush=True)
@@ -65,7 +66,7 @@ def loading(directory: Path) -> dict[str, float]:
 
 
 def plans() -> dict[str, float]:
-    """Lengths of 36 million pairs → the batches of an epoch."""
+    """Lengths of 36 million pairs → the batch plan of an epoch."""
     results = {}
     for name, packing in (("plan_36m", False), ("packed_plan_36m", True)):
         _, seconds, gib = measure.alone(plan, WMT14["English-French"], packing)
@@ -75,22 +76,22 @@ def plans() -> dict[str, float]:
 
 
 def padding() -> dict[str, float]:
-    """How much of an epoch's batches holds no token."""
+    """The fraction of padding in the batches of an epoch."""
     print(f"\npadding at {TOKENS_PER_BATCH:,} tokens a batch\n{'compiled shapes':>16}{'padding':>10}")
-    waste = {shapes: measure.alone(padded, WMT14["English-French"], shapes, False)[0] for shapes in SHAPES}
-    for shapes, share in waste.items():
-        print(f"{shapes:>16}{share:>10.2%}")
+    fractions = {shapes: measure.alone(padded, WMT14["English-French"], shapes, False)[0] for shapes in SHAPES}
+    for shapes, fraction in fractions.items():
+        print(f"{shapes:>16}{fraction:>10.2%}")
     packed, _, _ = measure.alone(padded, WMT14["English-French"], 1, True)
     print(f"{'1, packed':>16}{packed:>10.2%}", flush=True)
-    by_shapes = {f"padding_{shapes}_shapes": share for shapes, share in waste.items()}
-    return by_shapes | {"padding_bucketed": waste[max(SHAPES)], "padding_packed": packed}
+    by_shapes = {f"padding_{shapes}_shapes": fraction for shapes, fraction in fractions.items()}
+    return by_shapes | {"padding_bucketed": fractions[max(SHAPES)], "padding_packed": packed}
 
 
-# --- What runs in processes of their own -------------------------------------------------------------------
+# --- Functions that run in processes of their own ----------------------------------------------------------
 
 
 def write_text(directory: Path, count: int) -> None:
-    """train, dev and test: sentences of words drawn by Zipf's law, 26 of them on average; some pairs twice."""
+    """Writes train, dev and test: sentences of 26 words on average, drawn by Zipf's law; some pairs are duplicates."""
     rng = np.random.default_rng(0)
     letters = np.array(list("etaoinshrdlucmfwypvbgkqjxzäöüß"))
     words = ["".join(letters[rng.zipf(1.3, 3 + n % 9) % 30]) for n in range(WORDS)]
@@ -107,14 +108,14 @@ def write_text(directory: Path, count: int) -> None:
 
 
 def wmt_lengths(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of sides like those of WMT14: log-normal, 26 on average, the target a little longer."""
+    """Source and target lengths like WMT14's: log-normal, 26 on average, the target a little longer."""
     source = np.clip(np.exp(rng.normal(3.1, 0.58, count)), 2, 256)
     target = np.clip(source * rng.normal(1.05, 0.13, count), 2, 256)
     return source.round().astype(np.int32), target.round().astype(np.int32)
 
 
 def data_fields(directory: Path) -> dict[str, Any]:
-    """`config.data` of the base model, for the text that was written here, with every cleaning rule on."""
+    """`config.data` of the base model, for the text in this directory, with all cleaning rules on."""
     from configs import base_ende
 
     data = base_ende.get_config().data.to_dict()
@@ -125,17 +126,17 @@ def data_fields(directory: Path) -> dict[str, Any]:
 
 
 def default(field: str) -> Any:
-    """A field of `config.data` of the base model."""
+    """The value of a field in `config.data` of the base model."""
     from configs import base_ende
 
     return base_ende.get_config().data[field]
 
 
 def prepare(directory: Path) -> tuple[int, float]:
-    """The number of pairs kept, and the seconds that the vocabulary took."""
-    from t2t_jax.data import token_store
+    """(number of pairs kept, seconds of training the vocabulary)"""
+    from t2t_jax.data import preparation
 
-    train, taken = token_store._vocabulary, []
+    train, taken = preparation._vocabulary, []
 
     def timed(*arguments):
         begun = time.perf_counter()
@@ -143,8 +144,8 @@ def prepare(directory: Path) -> tuple[int, float]:
         taken.append(time.perf_counter() - begun)
         return vocabulary
 
-    token_store._vocabulary = timed
-    store = token_store.open_store(data_fields(directory))
+    preparation._vocabulary = timed
+    store = preparation.open_store(data_fields(directory))
     print(store.describe())
     return store.report.kept, taken[0]
 
@@ -157,11 +158,11 @@ def find_duplicates(count: int) -> int:
 
 
 def load(directory: Path) -> tuple[float, str]:
-    """Target tokens a second, and a digest of the batches."""
-    from t2t_jax.data.token_store import open_store
+    """(target tokens per second, digest of the batches)"""
+    from t2t_jax.data.preparation import open_store
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    store = open_store(data_fields(directory))  # checks every byte, so that all is in memory
+    store = open_store(data_fields(directory))  # verifies checksums, which reads all files into the page cache
     batches = make_batches(store.source, store.target, default("num_buckets"), packing=False)
     batches.plan(0)
     digest, tokens, begun = hashlib.sha256(), 0, time.perf_counter()
@@ -175,15 +176,15 @@ def load(directory: Path) -> tuple[float, str]:
 
 @dataclasses.dataclass
 class Lengths:
-    """Sentences of which nothing but the lengths is known."""
+    """Stands for sentences where only their lengths are needed."""
 
-    of_all: np.ndarray
+    values: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.of_all)
+        return len(self.values)
 
     def lengths(self) -> np.ndarray:
-        return self.of_all
+        return self.values
 
 
 @functools.cache

@@ -79,7 +79,7 @@ def real_text(run: Path, rounds: int) -> dict[str, float]:
     """The second table: a trained run, from text to text."""
     import sacrebleu
 
-    from t2t_jax.data.token_store import open_store
+    from t2t_jax.data.preparation import open_store
     from t2t_jax.run_folder import RunFolder
 
     sources, references = open_store(RunFolder.open(run).config["data"]).held_out("test")

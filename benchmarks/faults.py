@@ -1,10 +1,10 @@
-"""Runs the fault table: kills, damage, full disks, lost processes; nothing may be lost, wrong, or end in a traceback.
+"""Fault injection: kills, damaged files, full disks, lost processes; nothing may be lost, wrong or end in a traceback.
 
     python -m benchmarks.faults [--output FILE.json] [--kills 100] [--damages 500] [--stops 40] [--only random|tests]
 
-Kills, signals and damage come at random moments and places, as often as asked; every other row is the tests of the
-suite that are named in `ROWS`, the slow ones among them. Those of Slurm run where SLURM_CONF is set. With the numbers
-above it takes about an hour on two cores; exit code 1 where anything was lost or wrong.
+Kills, stop signals and damage are injected at random moments and into random files, as often as asked. All other rows
+count the tests of the suite that `ROWS` names, slow ones included; tests that need Slurm run if SLURM_CONF is set. With
+the numbers above it takes about an hour on two cores. The exit code is 1 if anything was lost or wrong.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import fault_trials, measure
+from benchmarks import fault_damage, fault_trials, measure
 from benchmarks.fault_trials import SURVIVED, WRONG, Outcome
 from experiments.tables import render
 
@@ -27,7 +27,7 @@ _RESUME, _RUN = "tests/test_resume.py::", "tests/test_run_folder.py::"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One fault; `tests` are the prefixes of the test ids that try it, besides the random trials of the same number."""
+    """A kind of fault; `tests` are prefixes of the ids of its tests, in addition to the random trials of its number."""
 
     number: int
     fault: str
@@ -94,14 +94,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, help="half during saves, half at any moment")
     parser.add_argument("--damages", type=int, default=500, help="damaged files, half of them by one bit")
     parser.add_argument("--stops", type=int, default=40, help="signals, half of them followed by a second one")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments and places")
-    parser.add_argument("--only", choices=["random", "tests"], help="the random trials, or the tests, alone")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments and files")
+    parser.add_argument("--only", choices=["random", "tests"], help="run only the random trials, or only the tests")
     arguments = parser.parse_args()
 
-    # For the processes that are started from here: tiny models take longer to optimise than to run.
+    # For the child processes: XLA takes longer to optimise tiny models than to run them.
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0",
                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # fmt: skip
-    found_under = measure.conditions(["jax", "orbax-checkpoint", "sentencepiece"]) | {"seed": arguments.seed}
+    conditions = measure.conditions(["jax", "orbax-checkpoint", "sentencepiece"]) | {"seed": arguments.seed}
     outcomes = {row.number: Outcome() for row in ROWS}
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/compiled")
@@ -115,28 +115,28 @@ def main() -> int:
     print(table(outcomes))
     total = sum(outcomes.values(), Outcome())
     results = {"trials": total.trials, "survived": total.survived, "lost": total.lost, "wrong_loads": total.wrong}
-    measure.write(arguments.output, found_under, results | _by_row(outcomes))
+    measure.write(arguments.output, conditions, results | _by_row(outcomes))
     return int(total.survived < total.trials)
 
 
 def _random_trials(folder: Path, arguments: argparse.Namespace) -> dict[int, Callable[[], Outcome]]:
-    """What is tried at random, by the number of its row."""
+    """The random trials of each row, by row number."""
     kills, stops, damages, seed = arguments.kills // 2, arguments.stops // 2, arguments.damages // 2, arguments.seed
-    in_part = (fault_trials.flip_a_bit,) * 5 + (fault_trials.zero_a_page,)
-    whole = (fault_trials.truncate, fault_trials.delete)
+    part_of_file = (fault_damage.flip_a_bit,) * 5 + (fault_damage.zero_a_page,)
+    whole_file = (fault_damage.truncate, fault_damage.delete)
     return {
         1: lambda: fault_trials.kills(folder / "saves", kills, seed, "during a save"),
         2: lambda: fault_trials.kills(folder / "kills", kills, seed + 1, "any moment"),
         3: lambda: fault_trials.stops(folder / "stops", stops, seed + 2, twice=False),
         4: lambda: fault_trials.stops(folder / "twice", stops, seed + 3, twice=True),
-        5: lambda: fault_trials.damages(folder / "bits", damages, seed + 4, in_part),
-        6: lambda: fault_trials.damages(folder / "files", damages, seed + 5, whole),
+        5: lambda: fault_damage.damages(folder / "bits", damages, seed + 4, part_of_file),
+        6: lambda: fault_damage.damages(folder / "files", damages, seed + 5, whole_file),
         8: lambda: fault_trials.full_disks(folder / "full", max(1, stops // 4), seed + 6),
     }
 
 
 def _run_tests(folder: Path) -> dict[int, Outcome]:
-    """The outcomes of the rows' tests; a test may belong to several rows. What is skipped is no trial."""
+    """Outcomes of the tests, by row number. A test may belong to several rows; skipped tests do not count."""
     files = sorted({name.partition("::")[0] for row in ROWS for name in row.tests})
     paths = [str(path) for name in files for path in sorted(Path().glob(f"{name}*"))]
     marks = "" if "SLURM_CONF" in os.environ else "not slurm"
@@ -158,7 +158,7 @@ def _run_tests(folder: Path) -> dict[int, Outcome]:
 
 
 def table(outcomes: dict[int, Outcome]) -> str:
-    """The fault table in Markdown, with the sum of the rows."""
+    """The fault table in Markdown, with a row of totals."""
     cells: Callable[[Sequence[int]], list[str]] = lambda outcome: [f"{count:,}" for count in outcome]
     rows = [[f"{row.number}. {row.fault}", *cells(outcomes[row.number])] for row in ROWS]
     header = ["fault", "trials", "survived", "lost", "wrong or a traceback"]

@@ -1,10 +1,10 @@
-"""What it costs that nothing is lost silently: the checks of every step, and those of every save.
+"""Cost of the integrity checks: those of every training step and those of every checkpoint save.
 
     python -m benchmarks.guards [--output FILE.json] [--rounds 7] [--model base|big]
 
-A step of 1,024 + 1,024 tokens with and without its checks (finite parameters, the CRC-32 of the batch) takes turns in
-one process. A save's checks are the comparison of the copies (`check_state`) and the SHA-256 of each file, as a share
-of the paper's ten minutes between saves.
+Steps of 1,024 + 1,024 tokens with and without the checks (finite parameters, CRC-32 of the batch) are interleaved in
+one process. The checks of a save are the comparison of the replicas (`check_state`) and the SHA-256 of each file; they
+are given as a fraction of the paper's ten minutes between saves.
 """
 
 import argparse
@@ -28,8 +28,10 @@ from t2t_jax import sharding
 from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.files import sha256
 from t2t_jax.model.transformer import Transformer, TransformerConfig
-from t2t_jax.training import loop, train_step
+from t2t_jax.training import train_step
 from t2t_jax.training.agreement import check_state
+from t2t_jax.training.loss import label_smoothed_loss
+from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 
 VOCAB, ROWS, LENGTH = 37_000, 32, 32
 SECONDS_BETWEEN_SAVES = 600.0  # §6.1
@@ -38,23 +40,25 @@ SECONDS_BETWEEN_SAVES = 600.0  # §6.1
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", help="where to write the numbers as JSON")
-    parser.add_argument("--rounds", type=int, default=7, help="steps of each kind, taken in turns")
+    parser.add_argument("--rounds", type=int, default=7, help="steps of each kind, interleaved")
     parser.add_argument("--model", choices=["base", "big"], default="base")
     arguments = parser.parse_args()
 
-    found_under = measure.conditions(["jax", "orbax-checkpoint"]) | {"model": arguments.model}
+    conditions = measure.conditions(["jax", "orbax-checkpoint"]) | {"model": arguments.model}
     config = {"base": base_ende, "big": big_ende}[arguments.model].get_config()
     state, steps, batch = _training(config)
     results = _of_a_save(state) | _of_a_step(state, steps, batch, arguments.rounds)
     for name, value in results.items():
         print(f"{name:<32}{value:12.4f}")
-    measure.write(arguments.output, found_under, results)
+    measure.write(arguments.output, conditions, results)
 
 
 def _training(config: Any) -> tuple[train_step.TrainState, dict[str, Callable], dict[str, np.ndarray]]:
-    """A new state, the compiled step with and without its checks, and a batch without padding."""
+    """A new state, the compiled step with and without checks, and a batch without padding."""
     model = Transformer(TransformerConfig(vocab_size=VOCAB, **config.model))
-    optimizer, key = loop.make_optimizer(config), jax.random.key(0)
+    fields, key = config.optimizer, jax.random.key(0)
+    schedule = SCHEDULES[fields.schedule](fields, config.model.d_model, config.train.train_steps)
+    optimizer = OPTIMIZERS[fields.name](fields, schedule)
     mesh = sharding.make_mesh(jax.devices()[:1])
     init = functools.partial(train_step.init_state, model, optimizer)
     layout = sharding.of_state(jax.eval_shape(init, key), mesh, False)
@@ -62,7 +66,8 @@ def _training(config: Any) -> tuple[train_step.TrainState, dict[str, Callable], 
     batch = {
         name: np.random.default_rng(0).integers(3, VOCAB, (ROWS, LENGTH), np.int32) for name in ("inputs", "targets")
     }
-    take = functools.partial(train_step.train_step, model, optimizer, config.train.label_smoothing, 1, key)
+    loss_fn = label_smoothed_loss(model, config.train.label_smoothing)
+    take = functools.partial(train_step.train_step, loss_fn, optimizer, 1, key)
     compiled = lambda: jax.jit(take).lower(state, batch).compile()
     steps = {"checked": compiled()}
     with mock.patch.object(train_step, "_all_finite", lambda tree: jnp.ones((), bool)):
@@ -71,7 +76,7 @@ def _training(config: Any) -> tuple[train_step.TrainState, dict[str, Callable], 
 
 
 def _of_a_save(state: train_step.TrainState) -> dict[str, float]:
-    """Seconds of the checks, of the whole save, and the share of the checks in the time between saves."""
+    """Seconds of the checks and of the whole save, and the fraction that the checks take of the time between saves."""
     mesh = state.step.sharding.mesh
     seconds = [_seconds(lambda: check_state(state, mesh, {"step": 0})) for _ in range(4)][1:]  # the first compiles
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +97,7 @@ def _of_a_save(state: train_step.TrainState) -> dict[str, float]:
 def _of_a_step(
     state: train_step.TrainState, steps: dict[str, Callable], batch: dict[str, np.ndarray], rounds: int
 ) -> dict[str, float]:
-    """Seconds of a step, and what its checks add to it."""
+    """Seconds of a step, and the fraction that its checks add."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for round_ in range(rounds + 1):
         for name, step in list(steps.items())[:: 1 if round_ % 2 else -1]:

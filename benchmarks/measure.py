@@ -1,4 +1,4 @@
-"""What every benchmark shares: systems in processes of their own, taking turns, and the machine's description."""
+"""Shared by all benchmarks: systems in separate processes, interleaved measurements, conditions of a measurement."""
 
 import contextlib
 import datetime
@@ -18,11 +18,11 @@ from unittest import mock
 from t2t_jax.files import write_json
 from t2t_jax.provenance import code_version, cpu_name
 
-_REST = 0.3  # seconds between turns, for the threads of the last one to go to sleep
+_REST_SECONDS = 0.3  # before a measurement, until the threads of the previous system sleep
 
 
 class System:
-    """One system in a process of its own, so that none's threads are in another's way."""
+    """A system under test in a process of its own, so that the threads of one do not slow down another."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class System:
         *arguments: Any,
         environment: Mapping[str, str] | None = None,
     ):
-        """`build(*arguments)` makes the cases by name; each call of one is a measurement.
+        """`build(*arguments)` returns the cases by name; each call of a case is one measurement.
 
-        `environment` is added to that of the process.
+        `environment` has additional environment variables of the process.
         """
         self.name = name
         context = multiprocessing.get_context("spawn")
@@ -43,8 +43,8 @@ class System:
             self._process.start()
 
     def run(self, case: str) -> tuple[float, Any]:
-        """(seconds, what the case returned)."""
-        time.sleep(_REST)
+        """(seconds, returned value) of a case."""
+        time.sleep(_REST_SECONDS)
         self._pipe.send(case)
         seconds, answer = self._pipe.recv()
         if isinstance(answer, Exception):
@@ -70,7 +70,7 @@ def _serve(pipe: Any, build: Callable[..., dict[str, Callable[[], Any]]], argume
 
 @contextlib.contextmanager
 def running(systems: Sequence[System]) -> Iterator[dict[str, System]]:
-    """The systems by name, ended together."""
+    """The systems by name; their processes end with the block."""
     try:
         yield {system.name: system for system in systems}
     finally:
@@ -79,9 +79,9 @@ def running(systems: Sequence[System]) -> Iterator[dict[str, System]]:
 
 
 def take_turns(systems: dict[str, System], case: str, rounds: int, before: str | None = None) -> dict[str, list[float]]:
-    """Seconds of each system in each round, one system after the other; the first round warms up and is left out.
+    """Seconds of each system in each round. Rounds are interleaved; a first round warms up and is not counted.
 
-    `before` is a case that goes before each measurement, uncounted.
+    `before` is a case that runs before each measurement, uncounted.
     """
     seconds = {name: [] for name in systems}
     for round_ in range(rounds + 1):
@@ -97,19 +97,19 @@ def take_turns(systems: dict[str, System], case: str, rounds: int, before: str |
 
 
 def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> float:
-    """The median over the rounds of our time by theirs: below 1 is faster."""
+    """Median over the rounds of our time divided by the peer's; below 1 we are faster."""
     return statistics.median(a / b for a, b in zip(seconds[ours], seconds[peer], strict=True))
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float, float]:
-    """(what it returned, seconds, peak memory in GiB) of a function in a process of its own, with its children."""
+    """(returned value, seconds, peak memory in GiB) of a function in its own process, child processes included."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_measured, args=(theirs, function, arguments))
+    receiver, sender = context.Pipe()
+    process = context.Process(target=_measured, args=(sender, function, arguments))
     process.start()
-    theirs.close()
+    sender.close()
     try:
-        return ours.recv()
+        return receiver.recv()
     except EOFError:
         raise RuntimeError(f"{function.__name__} ended without an answer") from None
     finally:
@@ -122,7 +122,7 @@ def _measured(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...
 
     def watch():
         while not ended.wait(0.05):
-            peak[0] = max(peak[0], sum(map(_resident_bytes, _family(os.getpid()))))
+            peak[0] = max(peak[0], sum(map(_proportional_bytes, _process_tree(os.getpid()))))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -134,21 +134,21 @@ def _measured(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 def _own_peak_bytes() -> int:
-    """The most memory this process has had. What `getrusage` says begins with what the one that started it had."""
+    """Peak resident memory of this process. `getrusage` is no use: its peak starts at that of the parent process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
 
 
-def _family(pid: int) -> Iterator[int]:
-    """A process and all that came from it."""
+def _process_tree(pid: int) -> Iterator[int]:
+    """The ids of a process and all its descendants."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in thread.read_text().split():
-            yield from _family(int(child))
+            yield from _process_tree(int(child))
 
 
-def _resident_bytes(pid: int) -> int:
-    """Its own share of memory: what two processes have in common is counted half for each; 0 once it has ended."""
+def _proportional_bytes(pid: int) -> int:
+    """Proportional set size: a page shared by n processes counts 1/n for each. 0 once the process has exited."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -157,7 +157,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def conditions(packages: Sequence[str]) -> dict[str, Any]:
-    """Where and when."""
+    """Date, machine, versions and commit of a measurement."""
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu_name(),
@@ -169,7 +169,7 @@ def conditions(packages: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def write(path: str | None, found_under: dict[str, Any], results: dict[str, float]) -> None:
-    """The file other programs read, if one is asked for."""
+def write(path: str | None, conditions: dict[str, Any], results: dict[str, float]) -> None:
+    """Writes the results as JSON, if a path is given."""
     if path:
-        write_json(Path(path), {"conditions": found_under, "results": results})
+        write_json(Path(path), {"conditions": conditions, "results": results})

@@ -1,6 +1,6 @@
-"""PyTorch's side of `benchmarks.training`: our model made of torch's own layers, and its training step.
+"""PyTorch's side of `benchmarks.training`: our model built from torch.nn's layers, and its training step.
 
-Attention has no biases, and there are no norms behind the stacks, so that both sides have the same parameters.
+Attention has no biases and the stacks no final layer norm, so that both sides have the same parameters.
 """
 
 import math
@@ -23,27 +23,27 @@ _NAMES = {
 
 
 class Transformer(nn.Module):
-    """The model of `config.model`, for sentences of at most `longest` subwords."""
+    """The model of `config.model`, for sentences of at most `max_length` subwords."""
 
-    def __init__(self, shape: Mapping[str, Any], vocab_size: int, longest: int):
+    def __init__(self, shape: Mapping[str, Any], vocab_size: int, max_length: int):
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, shape["d_model"])
         layers = range(shape["num_layers"])
         self.encoder = nn.ModuleList(_layer(nn.TransformerEncoderLayer, shape) for _ in layers)
         self.decoder = nn.ModuleList(_layer(nn.TransformerDecoderLayer, shape) for _ in layers)
         self.dropout = nn.Dropout(shape["dropout"])
-        self.register_buffer("positions", _sinusoids(longest, shape["d_model"]), persistent=False)
-        self.register_buffer("ahead", torch.ones(longest, longest).triu(1).bool(), persistent=False)
+        self.register_buffer("positions", _sinusoids(max_length, shape["d_model"]), persistent=False)
+        self.register_buffer("causal", torch.ones(max_length, max_length).triu(1).bool(), persistent=False)
 
     def forward(self, inputs: Tensor, targets: Tensor, input_pads: Tensor | None, target_pads: Tensor | None) -> Tensor:
-        """Logits; the masks, True at padding, may be left out where nothing real sees padding."""
+        """Logits. The padding masks (True at padding) may be None where no real token attends to padding."""
         x = self._embed(self._vectors(inputs))
         for layer in self.encoder:
             x = layer(x, src_key_padding_mask=input_pads)
         y = self._embed(F.pad(self._vectors(targets[:, :-1]), (0, 0, 1, 0)))
-        ahead = self.ahead[: targets.shape[1], : targets.shape[1]]
+        causal = self.causal[: targets.shape[1], : targets.shape[1]]
         for layer in self.decoder:
-            y = layer(y, x, ahead, None, target_pads, input_pads, tgt_is_causal=True)
+            y = layer(y, x, causal, None, target_pads, input_pads, tgt_is_causal=True)
         return F.linear(y, self.embedding.weight)
 
     def _vectors(self, ids: Tensor) -> Tensor:
@@ -53,27 +53,27 @@ class Transformer(nn.Module):
         return self.dropout(vectors + self.positions[: vectors.shape[1]])
 
     def read(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes over parameters of these names."""
+        """Loads parameters that have the names of `t2t_jax.interop.torch_names`."""
         found = {name: torch.from_numpy(np.array(_find(name, state))) for name in self.state_dict()}
         self.load_state_dict(found)
 
 
 def _layer(kind: type[nn.Module], shape: Mapping[str, Any]) -> nn.Module:
-    """A layer that drops what ours does: the outputs of sub-layers, neither weights of attention nor hidden units."""
-    width, heads = shape["d_model"], shape["num_heads"]
+    """A layer with dropout on the sub-layer outputs only, as in the paper; not on attention weights or hidden units."""
+    d_model, heads = shape["d_model"], shape["num_heads"]
     layer = kind(
-        width, heads, shape["d_ff"], shape["dropout"], layer_norm_eps=shape["layer_norm_epsilon"], batch_first=True
+        d_model, heads, shape["d_ff"], shape["dropout"], layer_norm_eps=shape["layer_norm_epsilon"], batch_first=True
     )
     layer.dropout = nn.Identity()
     for name in ("self_attn", "multihead_attn"):
         if hasattr(layer, name):
-            setattr(layer, name, nn.MultiheadAttention(width, heads, bias=False, batch_first=True))
+            setattr(layer, name, nn.MultiheadAttention(d_model, heads, bias=False, batch_first=True))
     return layer
 
 
-def _sinusoids(length: int, width: int) -> Tensor:
-    angles = np.arange(length)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
-    return torch.from_numpy(np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, width).astype(np.float32))
+def _sinusoids(length: int, d_model: int) -> Tensor:
+    angles = np.arange(length)[:, None] * 10000.0 ** (-np.arange(0, d_model, 2) / d_model)
+    return torch.from_numpy(np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, d_model).astype(np.float32))
 
 
 def _find(name: str, state: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -88,10 +88,10 @@ def _find(name: str, state: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 class Trainer:
-    """The model, Adam and how a step is taken.
+    """The model, Adam and the training step.
 
-    `tuned`: Adam in one kernel, and no mask without which nothing real would see padding; otherwise as one would write
-    it first. bfloat16 is autocast's. Float32 products may use TF32 where there is such a thing, as XLA's do.
+    `tuned`: fused Adam, and no padding mask where no real token attends to padding; otherwise the plain version.
+    bfloat16 means autocast. Float32 matrix products may use TF32 on GPUs, as XLA's do.
     """
 
     def __init__(self, model: Transformer, *, label_smoothing: float, dtype: str, tuned: bool, compiled: bool):
@@ -107,12 +107,12 @@ class Trainer:
         ids = {name: torch.from_numpy(batch[name].astype(np.int64)).to(self._device) for name in ("inputs", "targets")}
         pads = {"input_pads": ids["inputs"] == 0, "target_pads": ids["targets"] == 0}
         if self._tuned:
-            # Padding is on the right: with the causal mask, no real target sees any.
+            # Padding is on the right, so under the causal mask no real target attends to it.
             pads = {"input_pads": pads["input_pads"] if pads["input_pads"].any() else None, "target_pads": None}
         return ids | pads
 
     def train(self, batches: list[dict[str, Tensor | None]]) -> float:
-        """A step for each batch; the last one's loss."""
+        """Takes a step for each batch and returns the last loss."""
         for batch in batches:
             loss = self._gradients(batch, self._forward)
             self._adam.step()
@@ -120,7 +120,7 @@ class Trainer:
         return float(loss)
 
     def check(self, batch: dict[str, Tensor | None]) -> tuple[float, float]:
-        """(loss, norm of the gradients) without dropout, compilation and TF32."""
+        """(loss, gradient norm), without dropout, compilation and TF32."""
         torch.backends.cuda.matmul.allow_tf32 = False
         self._model.eval()
         loss = self._gradients(batch, self._loss)
@@ -129,15 +129,15 @@ class Trainer:
         torch.backends.cuda.matmul.allow_tf32 = True
         return float(loss), float(norm)
 
-    def products(self, width: int, count: int) -> None:
-        """Products of two square matrices."""
-        x = torch.randn(width, width, device=self._device, dtype=self._dtype)
+    def multiply_matrices(self, size: int, count: int) -> None:
+        """Multiplies square matrices `count` times."""
+        x = torch.randn(size, size, device=self._device, dtype=self._dtype)
         for _ in range(count):
             x @ x
         self._wait()
 
     def _gradients(self, batch: dict[str, Tensor | None], forward: Callable[..., Tensor]) -> Tensor:
-        """The loss, its gradients left in the parameters."""
+        """Computes the loss, and the gradients into the parameters' `grad`."""
         self._adam.zero_grad(set_to_none=True)
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
             loss = forward(**batch)

@@ -1,4 +1,4 @@
-"""What `benchmarks.training` trains on: batches without padding, and of real lengths as ours and PyTorch's would be."""
+"""Batches for `benchmarks.training`: without padding, and with real sentence lengths, batched as we and fairseq do."""
 
 import tempfile
 from collections.abc import Sequence
@@ -9,35 +9,36 @@ import numpy as np
 from benchmarks.data import wmt_lengths
 from configs import base_ende
 from t2t_jax.data.batching import Batches
-from t2t_jax.data.token_store import Sentences, open_store
+from t2t_jax.data.preparation import open_store
+from t2t_jax.data.token_store import Sentences
 
 LENGTH = 32  # of the sentences without padding
-PAIRS = 1_000_000  # of WMT14's lengths, of which batches are a sample
+PAIRS = 1_000_000  # sentence pairs of WMT14's lengths, from whose batches a sample is taken
 
 Batch = dict[str, np.ndarray]
 
 
 def dense(tokens: int, vocab_size: int) -> Batch:
-    """Random ids without padding, `tokens` a side in rows of `LENGTH`."""
+    """Random ids without padding: `tokens` per side in rows of `LENGTH`."""
     rng, shape = np.random.default_rng(0), (tokens // LENGTH, LENGTH)
     return {name: rng.integers(3, vocab_size, shape, np.int32) for name in ("inputs", "targets")}
 
 
 def padded(tokens: int, vocab_size: int) -> Batch:
-    """The same, cut off: row n is shorter by n, by up to a half."""
+    """The same with padding: row n is shorter by n positions, at most by a half."""
     missing = np.arange(tokens // LENGTH)[:, None] % (LENGTH // 2)
     return {name: np.where(np.arange(LENGTH) < LENGTH - missing, x, 0) for name, x in dense(tokens, vocab_size).items()}
 
 
 def sentences(corpus: str | None, vocab_size: int) -> tuple[Sentences, Sentences]:
-    """Both sides of many pairs, as long as WMT14's or as those of PREFIX.en and PREFIX.de, but of random ids."""
+    """Source and target sentences of random ids, with the lengths of WMT14 or of PREFIX.en and PREFIX.de."""
     rng = np.random.default_rng(0)
     sides = wmt_lengths(PAIRS, rng) if corpus is None else corpus_lengths(corpus, vocab_size)
     return tuple(random_sentences(side, vocab_size, rng) for side in sides)
 
 
 def corpus_lengths(prefix: str, vocab_size: int) -> list[np.ndarray]:
-    """Lengths of the pairs of text, cut into pieces of a vocabulary of their own."""
+    """Subword lengths of both sides of a corpus, with a vocabulary trained on it."""
     with tempfile.TemporaryDirectory() as directory:
         fields = {"corpus": "files", "directory": directory, "vocab_size": vocab_size}
         fields |= dict.fromkeys(("train", "dev", "test"), prefix)
@@ -45,35 +46,35 @@ def corpus_lengths(prefix: str, vocab_size: int) -> list[np.ndarray]:
         return [side.lengths() for side in (store.source, store.target)]
 
 
-def random_sentences(of_all: np.ndarray, vocab_size: int, rng: np.random.Generator) -> Sentences:
-    """Random ids, as many in each sentence as `of_all` says."""
-    ends = of_all.cumsum(dtype=np.int64)
+def random_sentences(lengths: np.ndarray, vocab_size: int, rng: np.random.Generator) -> Sentences:
+    """Sentences of random ids with these lengths."""
+    ends = lengths.cumsum(dtype=np.int64)
     return Sentences(rng.integers(3, vocab_size, ends[-1], np.int32), ends)
 
 
 def ours(sources: Sentences, targets: Sentences, tokens: int, shapes: int, packing: bool, count: int) -> list[Batch]:
-    """`count` batches of an epoch of our training."""
+    """`count` batches of one epoch of our training."""
     batches = Batches(sources, targets, tokens_per_batch=tokens, num_buckets=shapes, seed=0, packing=packing)
     return [batches[step] for step in sample(sorted(range(batches.per_epoch), key=batches.bucket), count)]
 
 
 def theirs(sources: Sentences, targets: Sentences, tokens: int, count: int) -> list[Batch]:
-    """`count` batches of as many sorted pairs as the longest sentence among them lets in."""
+    """`count` batches as fairseq makes them: of pairs sorted by length, cut where padding would exceed `tokens`."""
     source, target = sources.lengths(), targets.lengths()
     order = np.lexsort((target, source))
     longest = np.maximum(source, target)[order].tolist()
-    starts, widest = [0], 0
-    for place, length in enumerate(longest):
-        widest = max(widest, length)
-        if widest * (place + 1 - starts[-1]) > tokens:
-            starts.append(place)
-            widest = length
+    starts, padded_length = [0], 0
+    for index, length in enumerate(longest):
+        padded_length = max(padded_length, length)
+        if padded_length * (index + 1 - starts[-1]) > tokens:
+            starts.append(index)
+            padded_length = length
     groups = np.split(order, starts[1:])
     return [{"inputs": pad(sources, group), "targets": pad(targets, group)} for group in sample(groups, count)]
 
 
 def sample(batches: Sequence[Any], count: int) -> list[Any]:
-    """Batches that stand for all, which are sorted by length: at even distances."""
+    """A representative sample of batches that are sorted by length, taken at even distances."""
     return [batches[(2 * index + 1) * len(batches) // (2 * count)] for index in range(count)]
 
 
@@ -84,6 +85,6 @@ def pad(side: Sentences, pairs: np.ndarray) -> np.ndarray:
 
 
 def padding(batches: list[Batch]) -> float:
-    """The share of positions, of both sides, that hold no token."""
+    """The fraction of positions, of both sides, that are padding."""
     sides = [batch[name] for batch in batches for name in ("inputs", "targets")]
     return 1 - sum(int(np.count_nonzero(side)) for side in sides) / sum(side.size for side in sides)

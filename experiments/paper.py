@@ -1,10 +1,10 @@
-"""What the paper prints in Tables 2 and 3; a cell it leaves empty is absent here, or None."""
+"""The numbers printed in the paper's Tables 2 and 3; an empty cell is absent here, or None."""
 
 from typing import Any, NamedTuple
 
 
 class Translation(NamedTuple):
-    """A row of Table 2: BLEU on newstest2014, digit for digit, and what training cost in floating-point operations."""
+    """A row of Table 2: BLEU on newstest2014 as printed, and training cost in floating-point operations."""
 
     model: str
     bleu_ende: str | None
@@ -22,13 +22,14 @@ TABLE_2 = (
     Translation("Deep-Att + PosUnk Ensemble", None, "40.4", None, 8.0e20),
     Translation("GNMT + RL Ensemble", "26.30", "41.16", 1.8e20, 1.1e21),
     Translation("ConvS2S Ensemble", "26.36", "41.29", 7.7e19, 1.2e21),
-    Translation("Transformer (base model)", "27.3", "38.1", 3.3e18, 3.3e18),  # one cost for both pairs
+    Translation("Transformer (base model)", "27.3", "38.1", 3.3e18, 3.3e18),  # printed once for both language pairs
     Translation("Transformer (big)", "28.4", "41.8", 2.3e19, 2.3e19),
 )
 
 SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}  # footnote 5
 
-# Table 3: a row has its own values, and base has all. Perplexity and BLEU on newstest2013; parameters in millions.
+# Table 3: base has all values, every other row those that are printed. Perplexity and BLEU on newstest2013; parameters
+# in millions.
 TABLE_3: dict[str, dict[str, Any]] = {
     "base": {
         "num_layers": 6, "d_model": 512, "d_ff": 2048, "num_heads": 8, "d_k": 64, "d_v": 64, "dropout": 0.1,
@@ -60,5 +61,5 @@ TABLE_3: dict[str, dict[str, Any]] = {
 
 
 def train_steps(row: str) -> int:
-    """The steps of a row of Table 3."""
+    """Training steps of a row of Table 3."""
     return (TABLE_3["base"] | TABLE_3[row])["train_steps"]

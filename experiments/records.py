@@ -1,10 +1,10 @@
-"""What is kept of a finished run: its numbers and their conditions, one small JSON file a run.
+"""Records of finished runs: the scores of a run and the conditions they hold under, one small JSON file per run.
 
     python -m experiments.records SWEEP FOLDER
 
-writes the records of a sweep's finished trials, SWEEP/ROW/seed_N, into FOLDER. The tables are made of records, so that
-they can be made again without the runs. A run that ends writes `dev.hypotheses.txt` and `dev.reference.txt` beside its
-result.json; by them each trial is compared with the base trial of the same seed.
+writes the records of a sweep's finished trials, SWEEP/ROW/seed_N, into FOLDER. The tables are rendered from records, so
+they can be rendered again without the runs. A finished run has `dev.hypotheses.txt` and `dev.reference.txt` beside its
+result.json; with these, each translation trial is compared with the base trial of the same seed (paired bootstrap).
 """
 
 import argparse
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import paper
-from experiments.kinds import LIST, NUMBER, OBJECT, TEXT, WHOLE, check_kinds, is_plain
+from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_types, is_scalar
+from experiments.scores import SACREBLEU, headline_name
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs
 from t2t_jax.evaluation.significance import paired_bootstrap
@@ -24,70 +25,77 @@ from t2t_jax.run_folder import RunFolder
 
 Record = dict[str, Any]
 
-OF_RESULT = ("seed", "steps", "averaged_steps", "dev", "test", "parameters", "training_seconds",
-             "target_tokens_per_second", "hardware", "commit", "date", "jax")  # fmt: skip
-OF_RECORD = ("row", "config", "train_steps_of_config", *OF_RESULT)
-OF_CONFIG = ("data.corpus", "data.source_language", "data.target_language", "data.vocab_size", "data.tokens_per_batch",
-             "optimizer.learning_rate_factor", "optimizer.warmup_steps", "train.label_smoothing", "train.dtype",
-             "decode.beam_size", "decode.alpha", "decode.max_extra_length")  # fmt: skip
-OF_MODEL = tuple(f"model.{name}" for name in ("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "dropout"))
+RESULT_FIELDS = ("seed", "steps", "averaged_steps", "dev", "test", "parameters", "training_seconds",
+                 "target_tokens_per_second", "hardware", "commit", "date", "jax")  # fmt: skip
+RECORD_FIELDS = ("row", "config", "train_steps_of_config", *RESULT_FIELDS)
+CONFIG_FIELDS = ("data.corpus", "data.source_language", "data.target_language", "data.vocab_size",
+                 "data.tokens_per_batch", "optimizer.learning_rate_factor", "optimizer.warmup_steps",
+                 "train.label_smoothing", "train.dtype", "decode.beam_size", "decode.alpha",
+                 "decode.max_extra_length")  # fmt: skip
+MODEL_FIELDS = ("model.num_layers", "model.d_model", "model.d_ff", "model.num_heads", "model.d_k", "model.d_v",
+                "model.dropout")  # fmt: skip
 
-# What the fields of a record are.
-_KINDS = {"row": TEXT, "config": OBJECT, "train_steps_of_config": WHOLE, "seed": WHOLE, "steps": WHOLE,
-          "averaged_steps": LIST, "dev": OBJECT, "test": OBJECT, "parameters": WHOLE, "training_seconds": NUMBER,
-          "target_tokens_per_second": NUMBER, "hardware": TEXT, "commit": TEXT, "date": TEXT, "jax": TEXT,
-          "training_flops": NUMBER, "against_base": OBJECT}  # fmt: skip
-_KINDS_OF_SCORES = {"paper_bleu": NUMBER, "paper_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT,
-                    "perplexity": NUMBER, "sentences": WHOLE}  # fmt: skip
+_RECORD_TYPES = {"row": TEXT, "config": OBJECT, "train_steps_of_config": INTEGER, "seed": INTEGER, "steps": INTEGER,
+                 "averaged_steps": LIST, "dev": OBJECT, "test": OBJECT, "parameters": INTEGER,
+                 "training_seconds": NUMBER, "target_tokens_per_second": NUMBER, "hardware": TEXT, "commit": TEXT,
+                 "date": TEXT, "jax": TEXT, "training_flops": NUMBER, "against_base": OBJECT}  # fmt: skip
+_SCORE_TYPES = {"headline": TEXT, "paper_bleu": NUMBER, "paper_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT,
+                "perplexity": NUMBER, "sentences": INTEGER}  # fmt: skip
 
 
 def _check_record(record: Record, where: str) -> Record:
-    """Returns the record if everything in it is of the kind that a table needs."""
-    check_kinds(record, _KINDS, where)
+    """Returns the record if all its fields have the types that the tables need."""
+    check_types(record, _RECORD_TYPES, where)
     for split in ("dev", "test"):
-        check_kinds(record[split], _KINDS_OF_SCORES, f"{where}: {split}")
+        check_types(record[split], _SCORE_TYPES, f"{where}: {split}")
     if "against_base" in record:
-        check_kinds(record["against_base"], {"p_value": NUMBER}, f"{where}: against_base", ["p_value"])
-    config = check_kinds(record["config"], {"data.vocab_size": WHOLE}, f"{where}: config", OF_MODEL + OF_CONFIG)
+        check_types(record["against_base"], {"p_value": NUMBER}, f"{where}: against_base", ["p_value"])
+    config = check_types(
+        record["config"], {"data.vocab_size": INTEGER}, f"{where}: config", MODEL_FIELDS + CONFIG_FIELDS
+    )
     for field, value in config.items():
-        if not is_plain(value):
-            raise DamagedError(f"{where} is damaged: {field} of its config is {shown(value)}; it must be a plain value")
+        if not is_scalar(value):
+            raise DamagedError(f"{where} is damaged: {field} of its config is {shown(value)}; it must be a scalar")
     return record
 
 
 def need_scores(record: Record, split: str, fields: Iterable[str]) -> None:
-    """Refuses a record that lacks scores that a table shows."""
-    where = f"record: {record['row']}, seed {record['seed']}: {split}"
-    check_kinds(record[split], {}, where, fields)
+    """Refuses a record that lacks some of the scores that a table shows."""
+    check_types(record[split], {}, where_of(record, split), fields)
+
+
+def where_of(record: Record, split: str) -> str:
+    """How error messages name the scores of a record."""
+    return f"record: {record['row']}, seed {record['seed']}: {split}"
 
 
 def record_of(run_folder: str | Path) -> Record:
-    """The record of a finished run; its row is the folder's name, or that of the folder of its seeds.
+    """The record of a finished run. Its row is the name of its folder, or of the parent folder of seed_N.
 
-    `train_steps_of_config` are the paper's for a row of Table 3, and else those of the run's own config. The
-    floating-point operations of training are there where the run counted them.
+    `train_steps_of_config` is the paper's number for a row of Table 3, otherwise the number in the run's config.
+    `training_flops` is present where the run counted them.
     """
     run = RunFolder.open(run_folder)
     result = read_object(run.result) if run.result.is_file() else {}
-    for field in OF_RESULT:
+    for field in RESULT_FIELDS:
         if field not in result:
             raise InputError(f"run: no {field} in {run.result}; train it to its end, which writes it")
     row, config = _row(run.path), _config_of(run)
     full = paper.train_steps(row) if row in paper.TABLE_3 else config["train"]["train_steps"]
     counted = {"training_flops": result["training_flops"]} if "training_flops" in result else {}
-    numbers = {field: result[field] for field in OF_RESULT} | counted
+    numbers = {field: result[field] for field in RESULT_FIELDS} | counted
     record = {"row": row, "config": fields_of(config), "train_steps_of_config": full} | numbers
     return _check_record(record, str(run.path))
 
 
 def _config_of(run: RunFolder) -> dict[str, Any]:
-    """The config of a run, with the fields that a record has."""
+    """The config of a run; refuses one without the fields that a record keeps."""
     where, fields = f"{run.path}/config.json", {}
-    for section, _, name in (field.partition(".") for field in (*OF_MODEL, *OF_CONFIG, "train.train_steps")):
+    for section, _, name in (field.partition(".") for field in (*MODEL_FIELDS, *CONFIG_FIELDS, "train.train_steps")):
         fields.setdefault(section, []).append(name)
-    config = check_kinds(run.config, dict.fromkeys(fields, OBJECT), where, fields)
+    config = check_types(run.config, dict.fromkeys(fields, OBJECT), where, fields)
     for section, names in fields.items():
-        check_kinds(config[section], {}, f"{where}: {section}", names)
+        check_types(config[section], {}, f"{where}: {section}", names)
     return config
 
 
@@ -97,25 +105,26 @@ def _row(path: Path) -> str:
 
 
 def fields_of(config: dict[str, Any]) -> dict[str, Any]:
-    """{'SECTION.FIELD': value} of what bears on the numbers: the model, and a few fields more."""
+    """{'SECTION.FIELD': value} of the fields that affect the scores: the whole model, and `CONFIG_FIELDS`."""
     model = {f"model.{name}": value for name, value in config["model"].items()}
-    named = [field.split(".") for field in OF_CONFIG]
+    named = [field.split(".") for field in CONFIG_FIELDS]
     return model | {f"{section}.{name}": config[section][name] for section, name in named}
 
 
 def sweep_records(workdir: str | Path) -> list[Record]:
-    """The records of a sweep's finished trials, each with its comparison to the base trial of the same seed."""
+    """The records of a sweep's finished trials; those of translation are compared with the base of the same seed."""
     folder, records = _existing(workdir, "workdir"), []
     for run in sorted(result.parent for result in folder.glob("*/seed_*/result.json")):
         record, base = record_of(run), folder / "base" / run.name
-        if record["row"] != "base" and (base / "result.json").is_file():
+        is_translation = headline_name(record["dev"]) == SACREBLEU
+        if is_translation and record["row"] != "base" and (base / "result.json").is_file():
             record["against_base"] = significance_against(base, run)
         records.append(record)
     return records
 
 
 def significance_against(base_run: str | Path, run: str | Path) -> dict[str, Any]:
-    """How far `run` is ahead of `base_run` on their dev set, in sacreBLEU: the paired bootstrap's `Comparison`."""
+    """The paired bootstrap's `Comparison` of `run` with `base_run`: sacreBLEU on their dev set."""
     (baseline, references), (hypotheses, same) = (
         [_text_of(Path(folder), f"dev.{side}.txt") for side in ("hypotheses", "reference")]
         for folder in (base_run, run)
@@ -125,35 +134,35 @@ def significance_against(base_run: str | Path, run: str | Path) -> dict[str, Any
     check_pairs(baseline, references, str(base_run))
     check_pairs(hypotheses, references, str(run))
     found = paired_bootstrap(hypotheses, baseline, references)
-    return found._asdict() | {"interval": list(found.interval)}  # as JSON has it
+    return found._asdict() | {"interval": list(found.interval)}  # a list, as it is read back from JSON
 
 
 def _text_of(run: Path, name: str) -> list[str]:
-    """A text that a run wrote, against the checksum in its result."""
+    """The lines of a text that a run wrote, checked against the checksum in its result."""
     lines = read_text("run", run / name)
-    sums = read_object(run / "result.json").get("sha256", {})  # earlier versions wrote none
-    if name in sums and sums[name] != sha256(run / name):
+    checksums = read_object(run / "result.json").get("sha256", {})  # earlier versions wrote none
+    if name in checksums and checksums[name] != sha256(run / name):
         raise DamagedError(f"{run / name} does not match its checksum in result.json; restore it")
     return lines
 
 
 def read_records(folder: str | Path) -> list[Record]:
-    """All records of a folder, by the names of their files."""
+    """All records of a folder, sorted by file name."""
     return [read_record(path) for path in sorted(_existing(folder, "records").glob("*.json"))]
 
 
 def read_record(path: str | Path) -> Record:
     """The record in a file."""
     path = existing_file("record", path, "give a record that experiments.records wrote, or a run folder")
-    record = check_kinds(read_json(path), {}, f"record: {path}")
-    for field in OF_RECORD:
+    record = check_types(read_json(path), {}, f"record: {path}")
+    for field in RECORD_FIELDS:
         if field not in record:
             raise InputError(f"record: no {field} in {path}; `experiments.records.record_of` makes records of runs")
     return _check_record(record, f"record: {path}")
 
 
 def write_records(folder: str | Path, records: Iterable[Record]) -> list[Path]:
-    """One file a record, ROW_seed_N.json; a record of the same row and seed is replaced."""
+    """Writes each record to ROW_seed_N.json, over an older record of the same row and seed."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -178,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("sweep", help="the sweep's --workdir")
-    parser.add_argument("folder", help="where the records go")
+    parser.add_argument("folder", help="where the records are written")
     options = parser.parse_args(argv)
 
     def write() -> None:

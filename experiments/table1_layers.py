@@ -1,6 +1,6 @@
-"""§4: the layers of Table 1 and of its text, each a pure function x [n, d] → [n, d] that does no more than it must.
+"""§4: the layer types of Table 1, each a minimal pure function x [n, d] → [n, d].
 
-Nothing but what mixes positions or multiplies matrices is in them: no heads, biases, residuals or normalisation.
+They have only matrix products and what mixes positions: no heads, biases, residual connections or normalisation.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ Attend = Callable[[Array, Array, Array, "Sizes"], Array]
 
 
 class Sizes(NamedTuple):
-    """Sequence length n, width d, kernel width k, neighbourhood r, as in Table 1."""
+    """Sequence length n, representation dimension d, kernel size k, neighbourhood size r, as in Table 1."""
 
     n: int
     d: int
@@ -27,23 +27,23 @@ class Sizes(NamedTuple):
     r: int
 
 
-# --- What they are made of ---------------------------------------------------------------------------------
+# --- Windows -----------------------------------------------------------------------------------------------
 
 
-def sides(width: int) -> tuple[int, int]:
-    """How many positions to the left and to the right a window of `width` reaches from its centre."""
-    return (width - 1) // 2, width // 2
+def sides(size: int) -> tuple[int, int]:
+    """How many positions a centred window of `size` positions has on the left and on the right of its centre."""
+    return (size - 1) // 2, size // 2
 
 
-def windows(x: Float[Array, "n d"], width: int) -> Float[Array, "n width d"]:
-    """The window around each position, zeros beyond the ends."""
-    positions = jnp.arange(x.shape[0])[:, None] + jnp.arange(width)[None]  # [n, width], in the padded sequence
-    return jnp.pad(x, (sides(width), (0, 0)))[positions]
+def windows(x: Float[Array, "n d"], size: int) -> Float[Array, "n size d"]:
+    """The window around each position, zero-padded at both ends of the sequence."""
+    positions = jnp.arange(x.shape[0])[:, None] + jnp.arange(size)[None]  # [n, size], in the padded sequence
+    return jnp.pad(x, (sides(size), (0, 0)))[positions]
 
 
-def inside(n: int, width: int) -> Bool[Array, "n width"]:
-    """Which places of the windows lie within the sequence."""
-    return windows(jnp.ones((n, 1)), width)[..., 0] > 0
+def window_mask(n: int, size: int) -> Bool[Array, "n size"]:
+    """True where a window position lies within the sequence."""
+    return windows(jnp.ones((n, 1)), size)[..., 0] > 0
 
 
 # --- The layers --------------------------------------------------------------------------------------------
@@ -53,27 +53,27 @@ def full_attention(
     query: Float[Array, "n d"], key: Float[Array, "n d"], value: Float[Array, "n d"], sizes: Sizes
 ) -> Float[Array, "n d"]:
     """Every position attends to every position (Eq. 1), with one head."""
-    everything = jnp.ones((1, 1, 1, key.shape[0]), bool)
-    return scaled_dot_product_attention(query[None, None], key.T[None, None], value[None, None], everything)[0, 0]
+    mask = jnp.ones((1, 1, 1, key.shape[0]), bool)
+    return scaled_dot_product_attention(query[None, None], key.T[None, None], value[None, None], mask)[0, 0]
 
 
 def restricted_attention(
     query: Float[Array, "n d"], key: Float[Array, "n d"], value: Float[Array, "n d"], sizes: Sizes
 ) -> Float[Array, "n d"]:
-    """Every position attends to the r around it: to Eq. 1, n sentences of one query and r keys."""
+    """Every position attends to the r around it: Eq. 1 on a batch of n sentences with one query and r keys each."""
     keys = jnp.einsum("nrd->ndr", windows(key, sizes.r))[:, None]  # [n, 1, d, r]
     values = windows(value, sizes.r)[:, None]  # [n, 1, r, d]
-    allowed = inside(key.shape[0], sizes.r)[:, None, None]  # [n, 1, 1, r]
-    return scaled_dot_product_attention(query[:, None, None], keys, values, allowed)[:, 0, 0]
+    mask = window_mask(key.shape[0], sizes.r)[:, None, None]  # [n, 1, 1, r]
+    return scaled_dot_product_attention(query[:, None, None], keys, values, mask)[:, 0, 0]
 
 
-def bare(attend: Attend) -> Callable[..., Array]:
-    """The layer of the products that Table 1 counts: query, key and value are x itself."""
+def without_projections(attend: Attend) -> Callable[..., Array]:
+    """Attention as Table 1 counts it, without projections: query, key and value are x itself."""
     return lambda parameters, x, sizes, dilation: attend(x, x, x, sizes)
 
 
-def projected(attend: Attend) -> Callable[..., Array]:
-    """The same with the four projections of §3.2.2, which Table 1 leaves out."""
+def with_projections(attend: Attend) -> Callable[..., Array]:
+    """Attention with the four projections of §3.2.2, which Table 1 does not count."""
 
     def apply(parameters: Parameters, x: Float[Array, "n d"], sizes: Sizes, dilation: int) -> Float[Array, "n d"]:
         query, key, value = (x @ parameters[name] for name in ("query", "key", "value"))
@@ -83,23 +83,23 @@ def projected(attend: Attend) -> Callable[..., Array]:
 
 
 def recurrent(parameters: Parameters, x: Float[Array, "n d"], sizes: Sizes, dilation: int) -> Float[Array, "n d"]:
-    """h_t = tanh(h_{t−1} W + x_t U), from h_0 = 0; all the x_t U at once, as nothing there waits."""
+    """h_t = tanh(h_{t−1} W + x_t U), h_0 = 0. The products x_t U do not depend on h and are computed in parallel."""
 
-    def update(state, driven):
-        state = jnp.tanh(state @ parameters["state"] + driven)
+    def update(state, projected_input):
+        state = jnp.tanh(state @ parameters["state"] + projected_input)
         return state, state
 
     return jax.lax.scan(update, jnp.zeros_like(x[0]), x @ parameters["input"])[1]
 
 
 def state_update(parameters: Parameters, states: Float[Array, "n d"], x: Float[Array, "n d"]) -> Float[Array, "n d"]:
-    """One update of the state, at all positions at once; from zeros, n of them are `recurrent`."""
-    before = jnp.pad(states, ((1, 0), (0, 0)))[:-1]
-    return jnp.tanh(before @ parameters["state"] + x @ parameters["input"])
+    """One update of the state at all positions in parallel; n updates from zero states equal `recurrent`."""
+    previous = jnp.pad(states, ((1, 0), (0, 0)))[:-1]
+    return jnp.tanh(previous @ parameters["state"] + x @ parameters["input"])
 
 
 def convolve(x: Float[Array, "n d"], kernel: Float[Array, "k d d"], padding: tuple[int, int], dilation: int = 1):
-    """A convolution whose places lie `dilation` apart."""
+    """A 1-D convolution, dilated."""
     layout = ("NWC", "WIO", "NWC")
     return jax.lax.conv_general_dilated(
         x[None], kernel, (1,), [padding], rhs_dilation=(dilation,), dimension_numbers=layout
@@ -107,21 +107,21 @@ def convolve(x: Float[Array, "n d"], kernel: Float[Array, "k d d"], padding: tup
 
 
 def contiguous(parameters: Parameters, x: Float[Array, "n d"], sizes: Sizes, dilation: int) -> Float[Array, "n d"]:
-    """A convolution over the k positions around each."""
+    """A convolution over the k positions around each position."""
     return convolve(x, parameters["kernel"], sides(sizes.k))
 
 
 def dilated(parameters: Parameters, x: Float[Array, "n d"], sizes: Sizes, dilation: int) -> Float[Array, "n d"]:
-    """A convolution over k positions, each and those before it, `dilation` apart: that is 1, k, k², … in a stack.
+    """A causal dilated convolution, as in ByteNet's decoder; in a stack of layers the dilations are 1, k, k², …
 
-    It looks back only, as in ByteNet's decoder. Were it centred, layers of n positions would never connect all pairs:
-    with k = 3 the one path over +2 is −1 and +3, and the first position has nothing at −1.
+    Centred convolutions of these dilations would not connect all pairs of positions. With k = 3, for example, the only
+    path over a distance of +2 is −1 and then +3, and it leaves the sequence if it starts at the first position.
     """
     return convolve(x, parameters["kernel"], ((sizes.k - 1) * dilation, 0), dilation)
 
 
 def separable(parameters: Parameters, x: Float[Array, "n d"], sizes: Sizes, dilation: int) -> Float[Array, "n d"]:
-    """Each channel convolved by itself over the k positions around, then all channels mixed at each position."""
+    """A depthwise convolution over the k positions around each position, then a pointwise one."""
     return jnp.einsum("nkd,kd->nd", windows(x, sizes.k), parameters["depthwise"]) @ parameters["pointwise"]
 
 
@@ -129,7 +129,7 @@ def separable(parameters: Parameters, x: Float[Array, "n d"], sizes: Sizes, dila
 
 
 class Formula(NamedTuple):
-    """A formula as it is printed, and its value: without the O, if it has one."""
+    """A formula as printed, and its value; of O(f), the value of f."""
 
     text: str
     value: Callable[[Sizes], float]
@@ -137,13 +137,13 @@ class Formula(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A row of the table: what the paper says of a layer, the exact path length, and the layer itself.
+    """A row of Table 1: the paper's formulas for a layer type, its exact path length, and its implementation.
 
-    Where the paper says nothing, for projections, `work` is the exact number of multiply-adds.
+    For layers with projections, which the paper has no formula for, `work` is the exact number of multiply-adds.
 
-    `apply` takes (parameters, x, sizes, dilation); the dilation is 1 but for a `dilated` layer. `update`, of a
-    recurrence, is one update of the state at all positions, (parameters, states, x). A `causal` layer connects a
-    position to itself and to those after it alone.
+    `apply` takes (parameters, x, sizes, dilation); the dilation is 1 except in a `dilated` layer. `update`, which only
+    recurrent layers have, takes (parameters, states, x) and updates the states of all positions once. In a `causal`
+    layer an output depends only on inputs at its own and at earlier positions.
     """
 
     name: str
@@ -159,17 +159,17 @@ class Layer:
 
 
 def logarithm(n: int, base: int) -> int:
-    """⌈log_base(n)⌉, free of rounding."""
+    """⌈log_base(n)⌉, in exact integer arithmetic."""
     return next(power for power in range(n) if base**power >= n)
 
 
-def hops(n: int, width: int) -> int:
-    """Layers that take the first position and the last to each other, through centred windows."""
-    return math.ceil((n - 1) / min(sides(width)))
+def layers_to_connect(n: int, size: int) -> int:
+    """The number of layers with centred windows of `size` that connect the first and the last position both ways."""
+    return math.ceil((n - 1) / min(sides(size)))
 
 
-def square(*names: str) -> Callable[[Sizes], dict[str, tuple[int, ...]]]:
-    """Matrices [d, d]."""
+def square_matrices(*names: str) -> Callable[[Sizes], dict[str, tuple[int, ...]]]:
+    """Shapes of parameters that are [d, d] matrices."""
     return lambda sizes: {name: (sizes.d, sizes.d) for name in names}
 
 
@@ -177,13 +177,13 @@ def kernel(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     return {"kernel": (sizes.k, sizes.d, sizes.d)}
 
 
-def separate(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+def separable_kernels(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     return {"depthwise": (sizes.k, sizes.d), "pointwise": (sizes.d, sizes.d)}
 
 
 CONSTANT, LINEAR = Formula("O(1)", lambda s: 1), Formula("O(n)", lambda s: s.n)
 OVER_K, OVER_R = Formula("O(n/k)", lambda s: s.n / s.k), Formula("O(n/r)", lambda s: s.n / s.r)
-PROJECTIONS = square("query", "key", "value", "output")
+PROJECTIONS = square_matrices("query", "key", "value", "output")
 
 LAYERS = (
     Layer(
@@ -192,7 +192,7 @@ LAYERS = (
         sequential=CONSTANT,
         path=CONSTANT,
         path_length=lambda s: 1,
-        apply=bare(full_attention),
+        apply=without_projections(full_attention),
     ),
     Layer(
         name="Self-attention with projections",
@@ -200,7 +200,7 @@ LAYERS = (
         sequential=CONSTANT,
         path=CONSTANT,
         path_length=lambda s: 1,
-        apply=projected(full_attention),
+        apply=with_projections(full_attention),
         shapes=PROJECTIONS,
     ),
     Layer(
@@ -210,7 +210,7 @@ LAYERS = (
         path=LINEAR,
         path_length=lambda s: s.n,
         apply=recurrent,
-        shapes=square("state", "input"),
+        shapes=square_matrices("state", "input"),
         update=state_update,
         causal=True,
     ),
@@ -219,7 +219,7 @@ LAYERS = (
         work=Formula("O(k·n·d²)", lambda s: s.k * s.n * s.d**2),
         sequential=CONSTANT,
         path=OVER_K,
-        path_length=lambda s: hops(s.n, s.k),
+        path_length=lambda s: layers_to_connect(s.n, s.k),
         apply=contiguous,
         shapes=kernel,
     ),
@@ -239,32 +239,32 @@ LAYERS = (
         work=Formula("O(k·n·d + n·d²)", lambda s: s.k * s.n * s.d + s.n * s.d**2),
         sequential=CONSTANT,
         path=OVER_K,
-        path_length=lambda s: hops(s.n, s.k),
+        path_length=lambda s: layers_to_connect(s.n, s.k),
         apply=separable,
-        shapes=separate,
+        shapes=separable_kernels,
     ),
     Layer(
         name="Self-attention (restricted)",
         work=Formula("O(r·n·d)", lambda s: s.r * s.n * s.d),
         sequential=CONSTANT,
         path=OVER_R,
-        path_length=lambda s: hops(s.n, s.r),
-        apply=bare(restricted_attention),
+        path_length=lambda s: layers_to_connect(s.n, s.r),
+        apply=without_projections(restricted_attention),
     ),
     Layer(
         name="Self-attention (restricted) with projections",
         work=Formula("2·r·n·d + 4·n·d²", lambda s: 2 * s.r * s.n * s.d + 4 * s.n * s.d**2),
         sequential=CONSTANT,
         path=OVER_R,
-        path_length=lambda s: hops(s.n, s.r),
-        apply=projected(restricted_attention),
+        path_length=lambda s: layers_to_connect(s.n, s.r),
+        apply=with_projections(restricted_attention),
         shapes=PROJECTIONS,
     ),
 )
 
 
-def initial(layer: Layer, sizes: Sizes, key: Array) -> Parameters:
-    """Random parameters that keep the size of what passes: N(0, 1/√fan-in)."""
+def init_parameters(layer: Layer, sizes: Sizes, key: Array) -> Parameters:
+    """Normal with standard deviation 1/√fan-in, which preserves the variance of activations."""
     shapes = layer.shapes(sizes)
     keys = jax.random.split(key, len(shapes) + 1)
     draw = lambda key, shape: jax.random.normal(key, shape) * math.prod(shape[:-1]) ** -0.5

@@ -1,15 +1,16 @@
-"""Table 2: translation quality and training cost, the paper's rows and under them ours.
+"""Table 2: translation quality and training cost, the paper's rows and ours below them.
 
     python -m experiments.table2_translation [RUN_OR_RECORD ...] [--format=markdown|latex|csv]
         [--sustained_tflops=NAME=VALUE ...]
 
-Each RUN_OR_RECORD is a run folder, the record of one, or a folder of records; it must have been trained with
-configs/{base,big}_{ende,enfr}.py, where it departs from them it says so. BLEU is the paper's (`paper_bleu`).
+Each RUN_OR_RECORD is a run folder, the record of a run, or a folder of records. The runs must have been trained with
+configs/{base,big}_{ende,enfr}.py; fields that were changed are listed under the table. BLEU is computed as in the paper
+(`paper_bleu`).
 
-Two costs, which differ several times over and are never compared. "Capacity × time" is the paper's: the seconds, times
-the devices, times what one of them sustains, known for K80, K40, M40 and P100 (footnote 5) and to be given for others:
---sustained_tflops=H100=60 stands for every device with H100 in its name. "Counted" are the operations of the matrix
-products that were done, if the run counted them.
+There are two estimates of training cost, which differ several times over; compare each only with itself. "Capacity ×
+time" is the paper's: training time × number of devices × the FLOP/s that one device sustains, known for K80, K40, M40
+and P100 (footnote 5). For others, --sustained_tflops=H100=60 sets the sustained TFLOP/s of every device whose name
+contains H100. "Counted" is the number of floating-point operations in the matrix products, if the run counted them.
 """
 
 import argparse
@@ -33,26 +34,26 @@ OURS = {"base": "Transformer (base model), ours", "big": "Transformer (big), our
 EXPERIMENTS = {
     ("base", "EN-DE"): base_ende, ("base", "EN-FR"): base_enfr, ("big", "EN-DE"): big_ende, ("big", "EN-FR"): big_enfr
 }  # fmt: skip
-IDENTITY = ("data.corpus", "model.num_layers", "model.d_model", "model.d_ff", "model.num_heads", "model.d_k",
-            "model.d_v")  # fmt: skip
+EXPERIMENT_FIELDS = ("data.corpus", "model.num_layers", "model.d_model", "model.d_ff", "model.num_heads", "model.d_k",
+                     "model.d_v")  # fmt: skip
 
-Cell = tuple[str, str]  # a model and a language pair
+Cell = tuple[str, str]  # model, language pair
 
 
 def paper_cost(seconds: float, devices: int, tflops: float) -> float:
-    """The paper's estimate of floating-point operations: `tflops` is what one device sustains (§6.1, footnote 5)."""
+    """The paper's estimate of floating-point operations; `tflops` is what one device sustains (§6.1, footnote 5)."""
     return seconds * devices * tflops * 1e12
 
 
 def cost_of(record: Record, sustained: dict[str, float]) -> float | None:
-    """`paper_cost` of a run on devices of a kind whose name holds one of those in `sustained`; None on others."""
-    devices, kind = devices_of(record)
-    tflops = next((value for name, value in sustained.items() if name in kind), None)
+    """`paper_cost` of a run; None if the name of its devices contains no name in `sustained`."""
+    devices, device_name = devices_of(record)
+    tflops = next((value for name, value in sustained.items() if name in device_name), None)
     return None if tflops is None else paper_cost(record["training_seconds"], devices, tflops)
 
 
 def devices_of(record: Record) -> tuple[int, str]:
-    """How many devices of what kind a run had: '8 × NAME, Python 3.11.4'."""
+    """Number and name of the devices of a run, parsed from '8 × NAME, Python 3.11.4'."""
     found = re.fullmatch(r"(\d{1,9}) × (.*?)(, Python .*)?", record["hardware"])
     if not found:
         raise InputError(f"record: hardware of {record['row']} must be 'COUNT × NAME'; got {record['hardware']!r}")
@@ -60,54 +61,54 @@ def devices_of(record: Record) -> tuple[int, str]:
 
 
 def load(path: str) -> list[Record]:
-    """The records that an argument stands for."""
+    """The records of one command-line argument: of a run folder, of a file, or of a folder of records."""
     if not Path(path).is_dir():
         return [read_record(path)]
     return [record_of(path)] if (Path(path) / "config.json").is_file() else read_records(path)
 
 
 def cell_of(record: Record) -> Cell:
-    """The model and the pair of a run; refuses runs of other experiments."""
+    """Model and language pair of a run; refuses runs of other experiments."""
     for cell, experiment in EXPERIMENTS.items():
         expected = fields_of(experiment.get_config().to_dict())
-        if all(record["config"].get(field) == expected[field] for field in IDENTITY):
+        if all(record["config"].get(field) == expected[field] for field in EXPERIMENT_FIELDS):
             return cell
-    found = ", ".join(f"{field}={record['config'].get(field)}" for field in IDENTITY)
+    found = ", ".join(f"{field}={record['config'].get(field)}" for field in EXPERIMENT_FIELDS)
     raise InputError(f"run: {record['row']} has {found}; Table 2 takes runs of configs/{{base,big}}_{{ende,enfr}}.py")
 
 
 def by_cell(records: Sequence[Record]) -> dict[Cell, Record]:
-    """Each run in its place."""
-    places: dict[Cell, Record] = {}
+    """The runs by model and language pair; refuses two of one cell."""
+    runs: dict[Cell, Record] = {}
     for record in records:
         cell = cell_of(record)
         need_scores(record, "test", ("paper_bleu", "paper_signature", "sentences"))
-        if cell in places:
-            names = " and ".join(f"{r['row']} (seed {r['seed']})" for r in (places[cell], record))
+        if cell in runs:
+            names = " and ".join(f"{r['row']} (seed {r['seed']})" for r in (runs[cell], record))
             raise InputError(f"run: {names} are both {' '.join(cell)}; give one of them")
-        places[cell] = record
-    return places
+        runs[cell] = record
+    return runs
 
 
-def table(places: dict[Cell, Record], sustained: dict[str, float], format: str) -> list[list[str]]:
-    """All rows, each cell as it is shown."""
+def table(runs: dict[Cell, Record], sustained: dict[str, float], format: str) -> list[list[str]]:
+    """All rows, each cell formatted."""
     rows = [
         [row.model, row.bleu_ende or "", row.bleu_enfr or "",
          power_of_ten(row.cost_ende, format), power_of_ten(row.cost_enfr, format), "", ""]
         for row in paper.TABLE_2
     ]  # fmt: skip
     for model, name in OURS.items():
-        runs = [places.get((model, pair)) for pair in ("EN-DE", "EN-FR")]
-        bleu = ["" if run is None else f"{run['test']['paper_bleu']:.2f}" for run in runs]
-        costs = [None if run is None else cost_of(run, sustained) for run in runs]
-        counts = [None if run is None else run.get("training_flops") for run in runs]
+        ours = [runs.get((model, pair)) for pair in ("EN-DE", "EN-FR")]
+        bleu = ["" if run is None else f"{run['test']['paper_bleu']:.2f}" for run in ours]
+        costs = [None if run is None else cost_of(run, sustained) for run in ours]
+        counts = [None if run is None else run.get("training_flops") for run in ours]
         rows.append([name, *bleu, *(power_of_ten(cost, format) for cost in costs + counts)])
     return rows
 
 
-def notes(places: dict[Cell, Record]) -> list[str]:
-    """The conditions of each of our numbers."""
-    return [f"{model}, {pair}, ours: {_conditions((model, pair), record)}" for (model, pair), record in places.items()]
+def notes(runs: dict[Cell, Record]) -> list[str]:
+    """The conditions of each of our runs."""
+    return [f"{model}, {pair}, ours: {_conditions((model, pair), record)}" for (model, pair), record in runs.items()]
 
 
 def _conditions(cell: Cell, record: Record) -> str:
@@ -131,14 +132,14 @@ def _conditions(cell: Cell, record: Record) -> str:
 
 
 def sustained_tflops(given: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
-    """The values given as NAME=VALUE, and after them the paper's."""
-    kinds = {devices_of(record)[1] for record in records}
+    """{device name: sustained TFLOP/s}: the given NAME=VALUE pairs first, then the paper's."""
+    device_names = {devices_of(record)[1] for record in records}
     chosen = {}
     for text in given:
         name, value = _named_value(text)
-        if not any(name in kind for kind in kinds):
-            known = ", ".join(sorted(kinds)) or "none"
-            raise InputError(f"--sustained_tflops={text}: no run here is on a device named so; theirs are: {known}")
+        if not any(name in device_name for device_name in device_names):
+            known = ", ".join(sorted(device_names)) or "none"
+            raise InputError(f"--sustained_tflops={text}: no run has a device of this name; their devices: {known}")
         chosen[name] = value
     return chosen | {name: value for name, value in paper.SUSTAINED_TFLOPS.items() if name not in chosen}
 
@@ -165,12 +166,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show(options: Any) -> None:
-    """The table on standard output, the conditions under it; under CSV, on standard error."""
+    """Prints the table to standard output and the conditions under it; with CSV, these go to standard error."""
     records = [record for path in options.runs for record in load(path)]
-    places = by_cell(records)
+    runs = by_cell(records)
     sustained = sustained_tflops(options.sustained_tflops, records)
-    print(render(HEADER, table(places, sustained, options.format), options.format))
-    print_notes(notes(places), options.format)
+    print(render(HEADER, table(runs, sustained, options.format), options.format))
+    print_notes(notes(runs), options.format)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tables of text as Markdown, LaTeX or CSV."""
+"""Renders tables as Markdown, LaTeX or CSV."""
 
 import csv
 import io
@@ -10,12 +10,12 @@ FORMATS = ("markdown", "latex", "csv")
 
 _LATEX = {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "×": r"$\times$", "±": r"$\pm$", "→": r"$\to$",
           "−": "$-$", "ε": r"$\varepsilon$", "≤": r"$\leq$", "³": "$^3$", "⁶": "$^6$"}  # fmt: skip
-_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹"
-_POWER = re.compile(f"·10([{_RAISED}]+)")
+_SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹"
+_POWER = re.compile(f"·10([{_SUPERSCRIPT}]+)")
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], format: str) -> str:
-    """The table; all columns but the first are numbers."""
+    """The table as text; the first column is aligned left, all others right."""
     if format == "csv":
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
@@ -30,23 +30,23 @@ def render(header: Sequence[str], rows: Sequence[Sequence[str]], format: str) ->
 
 
 def print_notes(notes: Iterable[str], format: str) -> None:
-    """What stands under a table: on standard output, but under CSV, which is for programs, on standard error."""
+    """Prints the notes under a table: on standard output, or on standard error where standard output is CSV."""
     for note in notes:
         text = in_latex(note) if format == "latex" else note
         print(f"\n{text}", file=sys.stderr if format == "csv" else sys.stdout)
 
 
 def power_of_ten(value: float | None, format: str) -> str:
-    """3.3·10¹⁸, or 3.3e18 for programs; nothing for None."""
+    """3.3·10¹⁸, or 3.3e18 in CSV; empty for None."""
     if value is None:
         return ""
     mantissa, is_large, exponent = f"{value:.1e}".partition("e+")
     if not is_large or format == "csv":
-        return f"{mantissa}e{exponent}" if is_large else mantissa  # 1.0e-05 is all mantissa
-    return f"{mantissa}·10" + "".join(_RAISED[int(digit)] for digit in exponent)
+        return f"{mantissa}e{exponent}" if is_large else mantissa  # 1.0e-05 has no "e+" and is all mantissa
+    return f"{mantissa}·10" + "".join(_SUPERSCRIPT[int(digit)] for digit in exponent)
 
 
 def in_latex(text: str) -> str:
-    """Text with its special characters as LaTeX writes them."""
-    raised = lambda power: rf"$\cdot 10^{{{''.join(str(_RAISED.index(digit)) for digit in power[1])}}}$"
-    return "".join(_LATEX.get(character, character) for character in _POWER.sub(raised, text))
+    """Text with its special characters escaped for LaTeX."""
+    power = lambda match: rf"$\cdot 10^{{{''.join(str(_SUPERSCRIPT.index(digit)) for digit in match[1])}}}$"
+    return "".join(_LATEX.get(character, character) for character in _POWER.sub(power, text))

@@ -1,12 +1,14 @@
-"""What every figure of `benchmarks/` rests on: the measuring, and the batches that training is measured with."""
+"""The measuring code of `benchmarks/`, the batches of the training benchmark, and the fault table's list of tests."""
 
 import os
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import measure, training_batches
+from benchmarks import faults, measure, training_batches
 from t2t_jax.data.token_store import Sentences
 
 
@@ -39,49 +41,49 @@ def named():
         yield named
 
 
-def test_each_system_has_a_process_and_an_environment_of_its_own(named):
+def test_each_system_has_its_own_process_and_environment(named):
     (_, (a, a_process, a_set)), (_, (b, b_process, b_set)) = (named[name].run("process") for name in "ab")
     assert (a, a_set, b, b_set) == ("x", "1", "y", None) and "T2T_JAX_TEST" not in os.environ
     assert len({a_process, b_process, os.getpid()}) == 3
 
 
-def test_a_system_tells_its_seconds_without_the_pause_before_and_its_errors(named, monkeypatch):
-    monkeypatch.setattr(measure, "_REST", 2.0)
+def test_a_measurement_excludes_the_rest_before_it_and_passes_on_errors(named, monkeypatch):
+    monkeypatch.setattr(measure, "_REST_SECONDS", 2.0)
     assert 0.2 <= named["a"].run("rest")[0] < 2.0
     monkeypatch.undo()
     with pytest.raises(ValueError, match="x failed"):
         named["a"].run("fail")
-    assert named["a"].run("rest")[0] >= 0.2  # it still answers
+    assert named["a"].run("rest")[0] >= 0.2  # it still works
 
 
-def test_turns_are_taken_round_by_round_and_the_first_is_not_counted(named):
+def test_rounds_are_interleaved_and_the_first_one_is_not_counted(named):
     seconds = measure.take_turns(named, "work", rounds=2, before="warm")
     assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2}
     for system in named.values():
         assert system.run("work")[1] == ["warm", "work"] * 3 + ["work"]
 
 
-def test_a_ratio_is_the_median_of_the_rounds_ratios():
+def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds():
     seconds = {"ours": [1.0, 4.0, 6.0], "theirs": [4.0, 1.0, 3.0]}
-    assert measure.ratio(seconds, "ours", "theirs") == 2.0  # the medians' is 4/3
+    assert measure.ratio(seconds, "ours", "theirs") == 2.0  # the ratio of the medians would be 4/3
 
 
-def filled(mebibytes):
+def fill_memory(mebibytes):
     return np.ones(mebibytes * 2**17).nbytes
 
 
-def vanish():
+def exit_silently():
     os._exit(1)
 
 
-def test_alone_tells_the_peak_of_memory_and_of_a_function_that_vanished():
-    ours = np.ones(2**27)  # 1 GiB, which is not theirs
-    nothing, more = measure.alone(filled, 1), measure.alone(filled, 300)
-    assert (nothing[0], more[0]) == (2**20, 300 * 2**20)
-    assert more[2] - nothing[2] == pytest.approx(299 / 1024, rel=0.1)
-    assert more[2] < ours.nbytes / 2**30
-    with pytest.raises(RuntimeError, match="vanish ended without an answer"):
-        measure.alone(vanish)
+def test_alone_returns_the_peak_memory_and_notices_a_process_that_exits_silently():
+    parents = np.ones(2**27)  # 1 GiB of the parent process, which must not count
+    little, more = measure.alone(fill_memory, 1), measure.alone(fill_memory, 300)
+    assert (little[0], more[0]) == (2**20, 300 * 2**20)
+    assert more[2] - little[2] == pytest.approx(299 / 1024, rel=0.1)
+    assert more[2] < parents.nbytes / 2**30
+    with pytest.raises(RuntimeError, match="exit_silently ended without an answer"):
+        measure.alone(exit_silently)
 
 
 def sentences(*lengths):
@@ -89,7 +91,7 @@ def sentences(*lengths):
     return Sentences(np.arange(3, 3 + ends[-1], dtype=np.int32), ends)
 
 
-def test_their_batches_are_sorted_and_cut_where_the_longest_sentence_would_overflow():
+def test_fairseqs_batches_are_sorted_by_length_and_cut_where_padding_would_exceed_the_tokens():
     sources, targets = sentences(5, 1, 2, 3, 4), sentences(1, 1, 6, 1, 4)
     batches = training_batches.theirs(sources, targets, tokens=12, count=3)
     # By source length: 1, 2 (target 6) | 3, 4 | 5.
@@ -99,7 +101,7 @@ def test_their_batches_are_sorted_and_cut_where_the_longest_sentence_would_overf
     assert training_batches.padding(batches[:1]) == pytest.approx(1 - 10 / 16)
 
 
-def test_our_batches_are_those_of_training_and_keep_every_shape():
+def test_a_sample_of_our_batches_has_every_shape_and_keeps_to_the_tokens():
     lengths = np.random.default_rng(0).integers(1, 30, (2, 500))
     sources, targets = sentences(*lengths[0]), sentences(*lengths[1])
     batches = training_batches.ours(sources, targets, tokens=128, shapes=4, packing=False, count=40)
@@ -107,9 +109,21 @@ def test_our_batches_are_those_of_training_and_keep_every_shape():
     assert all(batch[side].size <= 128 for batch in batches for side in ("inputs", "targets"))
 
 
-def test_dense_batches_have_no_padding_and_padded_ones_some_in_all_rows_but_the_first():
+def test_dense_batches_have_no_padding_and_padded_batches_have_some_in_all_rows_but_the_first():
     dense, padded = training_batches.dense(128, 50), training_batches.padded(128, 50)
     for side in ("inputs", "targets"):
         assert dense[side].shape == padded[side].shape == (4, 32) and (dense[side] >= 3).all()
         assert np.count_nonzero(padded[side], axis=1).tolist() == [32, 31, 30, 29]
     assert (dense["inputs"] != dense["targets"]).any()
+
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("prefix", sorted({prefix for row in faults.ROWS for prefix in row.tests}))
+def test_every_prefix_in_the_fault_table_names_a_test(prefix):
+    file, separator, name = prefix.partition("::")
+    files = list(ROOT.glob(f"{file}*"))
+    tests = [test for path in files for test in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)]
+    assert any(test.startswith(name) for test in tests)
+    assert not separator or len(files) == 1

@@ -79,7 +79,7 @@ def test_a_signal_after_the_last_check_of_the_block_ends_the_program_after_it():
 
 
 def test_an_ignored_warning_stays_ignored():
-    """As `experiments/trial_process.py` starts a trial."""
+    """As `experiments/sweep/trial_process.py` starts a trial."""
     process = run(
         "import signal; signal.signal(signal.SIGUSR2, signal.SIG_IGN); "
         f"from t2t_jax import signals; signals.watch(); {SLEEP_IN_C}"

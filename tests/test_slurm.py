@@ -1,4 +1,4 @@
-"""A training run as a job of a real Slurm (experiments/slurm_up.sh): warned, requeued, resumed where it stopped."""
+"""A training run as a job of a real Slurm (tests/slurm_up.sh) saves on the warning, is requeued and resumes."""
 
 import os
 import re
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(
         shutil.which("sbatch") is None or "SLURM_CONF" not in os.environ,
-        reason="no Slurm: experiments/slurm_up.sh up, then export SLURM_CONF",
+        reason="no Slurm: tests/slurm_up.sh up, then export SLURM_CONF",
     ),
 ]
 
@@ -29,14 +29,14 @@ exit $code
 """
 
 
-def shown(job):
+def show_job(job):
     return subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True).stdout
 
 
-def wait(what, job, log, seconds=120):
+def wait(condition, job, log, seconds=120):
     deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, shown(job) + (log.read_text() if log.exists() else "")
+    while not condition():
+        assert time.monotonic() < deadline, show_job(job) + (log.read_text() if log.exists() else "")
         time.sleep(0.1)
 
 
@@ -53,15 +53,15 @@ def test_a_job_that_is_warned_saves_is_requeued_and_resumes_exactly(tmp_path):
     try:
         wait(lambda: saved_steps(run), job, log)
         subprocess.run(["scancel", "--signal=USR2", job], check=True)
-        wait(lambda: "Restarts=1" in shown(job) and "JobState=PENDING" in shown(job), job, log)
+        wait(lambda: "Restarts=1" in show_job(job) and "JobState=PENDING" in show_job(job), job, log)
         stopped_after = int(re.search(r"stopped by a signal after step (\d+), saved", log.read_text())[1])
         assert saved_steps(run)[-1] == stopped_after < 200
-        # Slurm leaves a requeued job alone for two minutes, but for this.
+        # Without this, Slurm would wait two minutes before it starts a requeued job.
         subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=True)
-        wait(lambda: "JobState=COMPLETED" in shown(job), job, log, 240)
+        wait(lambda: "JobState=COMPLETED" in show_job(job), job, log, 240)
     finally:
         subprocess.run(["scancel", job], capture_output=True)
     assert f"resuming from step {stopped_after}" in log.read_text()
-    whole = start(tmp_path, tmp_path / "whole")
-    assert whole.wait(300) == 0, whole.stderr.read()
-    assert_same_run(tmp_path / "whole", run, 200)
+    uninterrupted = start(tmp_path, tmp_path / "uninterrupted")
+    assert uninterrupted.wait(300) == 0, uninterrupted.stderr.read()
+    assert_same_run(tmp_path / "uninterrupted", run, 200)

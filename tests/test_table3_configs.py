@@ -1,4 +1,4 @@
-"""Table 3 as configs: a row is base with its own fields, has the paper's parameters and says the paper's numbers."""
+"""The configs of Table 3: each is base with the changes of its row, and has the paper's number of parameters."""
 
 import importlib
 import re
@@ -12,7 +12,7 @@ from t2t_jax.model.transformer import TransformerConfig, num_parameters
 from t2t_jax.training.checks import check
 from tests.test_configs import flat
 
-# §6.2: what a row changes, its exact parameters with 40,960 pieces and attention biases, and the millions it prints.
+# §6.2: the changes of a row; its parameters with 40,960 pieces and attention biases, exactly, and the printed millions.
 ROWS = {
     "base": ({}, 65_110_016, 65),
     "a_h1": ({"model.num_heads": 1, "model.d_k": 512, "model.d_v": 512}, 65_110_016, None),
@@ -39,20 +39,20 @@ ROWS = {
         218_300_416, 213,
     ),
 }  # fmt: skip
-BIG = "big"  # its 213 million are of a smaller vocabulary, which nobody has found
+BIG = "big"  # its 213 million imply a smaller vocabulary, which the paper does not mention
 
 
 def module(row):
     return importlib.import_module(f"configs.table3.{row}")
 
 
-def test_the_folder_has_the_rows_of_the_paper_and_no_others():
+def test_the_folder_has_exactly_the_rows_of_the_paper():
     files = {path.stem for path in (Path(__file__).parents[1] / "configs/table3").glob("*.py")} - {"__init__"}
     assert files == set(ROWS) == set(paper.TABLE_3) and len(files) == 20
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_differs_from_base_in_its_own_fields_and_no_others(row):
+def test_a_row_differs_from_base_in_exactly_its_changes(row):
     base, config = flat(module("base").get_config()), module(row).get_config()
     assert config.is_locked
     check(config)
@@ -61,13 +61,13 @@ def test_a_row_differs_from_base_in_its_own_fields_and_no_others(row):
 
 
 @pytest.mark.parametrize(("row", "of_table_2"), [("base", base_ende), ("big", big_ende)])
-def test_base_and_big_are_those_of_table_2_without_averaging(row, of_table_2):
+def test_base_and_big_are_the_configs_of_table_2_without_averaging(row, of_table_2):
     ours, theirs = flat(module(row).get_config()), flat(of_table_2.get_config())
     assert {field: value for field, value in ours.items() if value != theirs[field]} == {"checkpoint.average_last": 1}
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_parameters_to_the_last_digit_and_as_printed(row):
+def test_the_parameter_count_is_exact_and_rounds_to_the_printed_one(row):
     _, expected, printed = ROWS[row]
     fields = module(row).get_config().model.to_dict() | {"attention_bias": True}
     count = num_parameters(TransformerConfig(vocab_size=40960, **fields))
@@ -78,17 +78,17 @@ def test_parameters_to_the_last_digit_and_as_printed(row):
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_docstring_has_the_command_and_the_numbers_of_the_paper(row):
-    said, printed = module(row).__doc__, paper.TABLE_3["base"] | paper.TABLE_3[row]
-    assert f"python main.py --config=configs/table3/{row}.py --workdir=runs/table3/{row}" in said
-    found = re.search(r"([\d,]+) steps.*perplexity\s([\d.]+) and BLEU\s([\d.]+);\s([\d.]+) million", said, re.DOTALL)
+def test_the_docstring_has_the_command_and_the_printed_numbers(row):
+    text, printed = module(row).__doc__, paper.TABLE_3["base"] | paper.TABLE_3[row]
+    assert f"python main.py --config=configs/table3/{row}.py --workdir=runs/table3/{row}" in text
+    found = re.search(r"([\d,]+) steps.*perplexity\s([\d.]+) and BLEU\s([\d.]+);\s([\d.]+) million", text, re.DOTALL)
     numbers = (printed["train_steps"], printed["perplexity"], printed["bleu"], printed["parameters"])
     assert tuple(float(number.replace(",", "")) for number in found.groups()) == numbers
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_the_printed_cells_are_the_fields_of_the_configs(row):
-    """The paper leaves a cell empty where it is base's; big repeats N."""
+def test_the_printed_settings_are_those_of_the_configs(row):
+    """The paper leaves a cell empty where it equals base; big repeats N."""
     config = flat(module(row).get_config())
     fields = {"label_smoothing": "train.label_smoothing", "train_steps": "train.train_steps"}
     cells = paper.TABLE_3["base"] | paper.TABLE_3[row]

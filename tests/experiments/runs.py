@@ -1,4 +1,4 @@
-"""Run folders and records made by hand: what a finished run leaves, without the run."""
+"""Hand-made run folders and records, as finished runs leave them."""
 
 import copy
 from pathlib import Path
@@ -24,16 +24,16 @@ RESULT = {
 
 
 def result(**changes):
-    """result.json; DEV__FIELD or TEST__FIELD change the scores."""
-    made = copy.deepcopy(RESULT)
+    """A result.json; dev__FIELD=value and test__FIELD=value change the scores."""
+    changed = copy.deepcopy(RESULT)
     for name, value in changes.items():
         section, _, field = name.partition("__")
-        made.update({name: value}) if not field else made[section].update({field: value})
-    return made
+        changed.update({name: value}) if not field else changed[section].update({field: value})
+    return changed
 
 
 def run_folder(path: Path, config=None, hypotheses=(), references=(), **changes) -> Path:
-    """A finished run in `path`, of the base model unless another config is given."""
+    """Writes a finished run to `path`; its config is the base model's unless given."""
     path.mkdir(parents=True)
     write_object(path / "config.json", (config or base_ende.get_config()).to_dict())
     write_object(path / "result.json", result(**changes))
@@ -43,6 +43,6 @@ def run_folder(path: Path, config=None, hypotheses=(), references=(), **changes)
 
 
 def record(row, config=None, **changes):
-    """A record of a row, of the base model unless another config is given."""
+    """A record of a row; its config is the base model's unless given."""
     fields = fields_of((config or base_ende.get_config()).to_dict())
     return {"row": row, "config": fields, "train_steps_of_config": 100_000} | result(**changes)

@@ -1,4 +1,4 @@
-"""Sweeps of tiny experiments, run as commands."""
+"""Runs sweeps of tiny experiments as real commands."""
 
 import os
 import subprocess
@@ -8,28 +8,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tiny_experiment import config_source
 from tests.runs import tiny_config
 from tests.test_resume import saved_steps
 
 ROOT = Path(__file__).parents[2]
 
-# A row's file writes nothing, unlike tiny_config: several processes read it at a time.
-ROW = """
-from configs import base_ende
-
-def get_config():
-    config = base_ende.get_config()
-    for section, fields in {fields!r}.items():
-        config[section].update(fields)
-    return config
-"""
-
 
 class Sweep:
-    """A folder of rows, and of what they train to."""
+    """A folder of configs, one per row, and the folder of the sweep that trains them."""
 
     def __init__(self, directory: Path, **rows: dict[str, Any]):
-        """Each row is given by its changes to the tiny experiment."""
+        """Each row is given by the fields, SECTION__FIELD, that differ from the tiny experiment."""
         self.configs, self.workdir, self._log = directory / "rows", directory / "sweep", directory / "stderr"
         self.configs.mkdir()
         fields = tiny_config(directory).to_dict()
@@ -38,7 +28,8 @@ class Sweep:
             for field, value in changes.items():
                 section, key = field.split("__")
                 row[section][key] = value
-            (self.configs / f"{name}.py").write_text(ROW.format(fields=row))
+            # Unlike a call of tiny_config, this writes nothing when several processes read it at the same time.
+            (self.configs / f"{name}.py").write_text(config_source(row))
         speed = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         self._environment = os.environ | speed | {"JAX_PLATFORMS": "cpu"}
 
@@ -60,7 +51,7 @@ class Sweep:
         return self.start(*arguments).wait(240)
 
     def errors(self) -> str:
-        """What the last command has written to standard error."""
+        """Standard error of the last command."""
         return self._log.read_text()
 
     def trial(self, row: str) -> Path:
@@ -73,24 +64,24 @@ class Sweep:
         return (self.trial(row) / "result.json").stat().st_mtime_ns
 
     def saved(self, row: str) -> int:
-        """The step of the last checkpoint; -1 without one."""
+        """The step of the newest checkpoint; -1 without one."""
         return max(saved_steps(self.trial(row)), default=-1)
 
     def process(self, row: str) -> int | None:
-        """The process that trains it."""
+        """The id of the process that trains a row, if it is running."""
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 words = path.read_bytes().decode().split("\0")
-            except OSError:  # it has ended
+            except OSError:  # the process has exited
                 continue
             if words[1:2] == ["main.py"] and f"--workdir={self.trial(row)}" in words:
                 return int(path.parent.name)
         return None
 
-    def wait(self, what: Callable[[], Any], seconds: float = 120) -> Any:
-        """What `what` returns once it is true."""
+    def wait(self, condition: Callable[[], Any], seconds: float = 120) -> Any:
+        """Waits until `condition()` is true and returns its value."""
         deadline = time.monotonic() + seconds
-        while not (found := what()):
+        while not (found := condition()):
             assert time.monotonic() < deadline, self.errors()
             time.sleep(0.05)
         return found

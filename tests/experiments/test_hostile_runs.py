@@ -1,4 +1,4 @@
-"""Run folders and records that are damaged: one line and code 4, and in a sweep no harm to the other trials."""
+"""Damaged run folders and records: one line and exit code 4, and in a sweep no effect on the other trials."""
 
 import json
 
@@ -6,9 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments import records, sweep, table2_translation, table3_variations
-from experiments.launchers import Slurm
-from experiments.trials import FAILED, FINISHED
+from experiments import records, table2_translation, table3_variations
+from experiments.sweep import __main__ as sweep
+from experiments.sweep.plan import CONFIGS, make_trials
+from experiments.sweep.slurm import SlurmQueue
+from experiments.sweep.trials import FAILED, FINISHED
+from experiments.table3_rows import make_table
 from t2t_jax.errors import DamagedError, StopError
 from tests.experiments.runs import record, result, run_folder
 from tests.interop.hostile import make_folder, truncate
@@ -23,7 +26,7 @@ BROKEN = {
     "of 5,000 digits": '{"steps": 1' + "0" * 5000 + "}",
 }
 OTHERS = {"list": [1, 2], "string": "steps", "number": 3, "null": None, "object in a list": [{"steps": 3}]}
-VALUE_OF_OTHER_KIND = {
+VALUE_OF_OTHER_TYPE = {
     "row": 3, "config": [], "train_steps_of_config": "many", "seed": "../../evil", "steps": None, "averaged_steps": 5,
     "dev": None, "test": "good", "parameters": True, "training_seconds": "long", "target_tokens_per_second": [],
     "hardware": 8, "commit": None, "date": {}, "jax": 0.1, "training_flops": "all",
@@ -32,15 +35,15 @@ VALUE_OF_OTHER_KIND = {
 
 def put(path, content):
     if isinstance(content, dict):
-        content = {name: value for name, value in content.items() if name != "checksum"}  # as earlier versions wrote it
+        content = {name: value for name, value in content.items() if name != "checksum"}  # earlier versions wrote none
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         path.write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def ended(capsys, command, *arguments):
-    """Exit code and the only line on standard error; nothing may stand on standard output."""
+def refused(capsys, command, *arguments):
+    """Exit code and the only line on standard error; standard output must be empty."""
     code = command([str(argument) for argument in arguments])
     output, errors = capsys.readouterr()
     assert output == "" and len(errors.splitlines()) == 1 and errors.startswith("error: "), errors
@@ -49,7 +52,7 @@ def ended(capsys, command, *arguments):
 
 @pytest.mark.parametrize("name", ["result.json", "config.json"])
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_a_broken_file_of_a_run_is_one_line_and_code_4(tmp_path, capsys, name, content):
+def test_an_unreadable_file_of_a_run_gives_one_line_and_code_4(tmp_path, capsys, name, content):
     run = run_folder(tmp_path / "sweep/base/seed_0")
     put(run / name, content)
     for command, *arguments in [
@@ -57,13 +60,13 @@ def test_a_broken_file_of_a_run_is_one_line_and_code_4(tmp_path, capsys, name, c
         (table2_translation.main, run),
         (table3_variations.main, f"--workdir={tmp_path}/sweep"),
     ]:
-        code, line = ended(capsys, command, *arguments)
+        code, line = refused(capsys, command, *arguments)
         assert code == 4 and f"{run}/{name} is damaged" in line
 
 
 @pytest.mark.parametrize("name", ["result.json", "config.json"])
 @pytest.mark.parametrize("value", OTHERS.values(), ids=OTHERS)
-def test_a_file_of_a_run_that_holds_something_else_is_one_line_and_code_4(tmp_path, capsys, name, value):
+def test_a_file_of_a_run_that_is_no_json_object_gives_one_line_and_code_4(tmp_path, capsys, name, value):
     run = run_folder(tmp_path / "sweep/base/seed_0")
     put(run / name, json.dumps(value))
     for command, *arguments in [
@@ -71,36 +74,36 @@ def test_a_file_of_a_run_that_holds_something_else_is_one_line_and_code_4(tmp_pa
         (table2_translation.main, run),
         (table3_variations.main, f"--workdir={tmp_path}/sweep"),
     ]:
-        code, line = ended(capsys, command, *arguments)
+        code, line = refused(capsys, command, *arguments)
         assert code == 4 and f"{run}/{name} is damaged: " in line and "in place of an object" in line
 
 
-@pytest.mark.parametrize(("field", "value"), VALUE_OF_OTHER_KIND.items(), ids=VALUE_OF_OTHER_KIND)
-def test_a_field_of_another_kind_is_named(tmp_path, capsys, field, value):
+@pytest.mark.parametrize(("field", "value"), VALUE_OF_OTHER_TYPE.items(), ids=VALUE_OF_OTHER_TYPE)
+def test_a_field_of_the_wrong_type_is_named(tmp_path, capsys, field, value):
     made = record("base") | {field: value}
     put(tmp_path / "one.json", made)
     for command, *arguments in [
         (table2_translation.main, tmp_path / "one.json"),
         (table3_variations.main, f"--records={tmp_path}"),
     ]:
-        code, line = ended(capsys, command, *arguments)
+        code, line = refused(capsys, command, *arguments)
         assert code == 4 and f"one.json is damaged: {field} is " in line
     if field not in ("row", "config", "train_steps_of_config"):
         run = run_folder(tmp_path / "sweep/base/seed_0", **{field: value})
-        code, line = ended(capsys, records.main, tmp_path / "sweep", tmp_path / "out")
+        code, line = refused(capsys, records.main, tmp_path / "sweep", tmp_path / "out")
         assert code == 4 and f"{run} is damaged: {field} is " in line and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("value", [None, "21.5", [21.5], float("nan"), float("inf"), 10**400, True, {}])
 @pytest.mark.parametrize("score", ["dev__sacrebleu", "dev__perplexity", "test__paper_bleu", "test__sentences"])
-def test_a_score_that_is_no_number_is_named(tmp_path, capsys, score, value):
+def test_a_score_that_is_not_a_number_is_named(tmp_path, capsys, score, value):
     run = run_folder(tmp_path / "base/seed_0", **{score: value})
     split, field = score.split("__")
-    code, line = ended(capsys, table2_translation.main, run)
+    code, line = refused(capsys, table2_translation.main, run)
     assert code == 4 and f"{split} is damaged: {field} is " in line
 
 
-def test_scores_that_a_table_needs_are_named_where_they_are_absent(tmp_path, capsys):
+def test_a_missing_score_that_a_table_needs_is_named(tmp_path, capsys):
     for split, field, command in [
         ("test", "paper_bleu", lambda path: (table2_translation.main, path)),
         ("dev", "perplexity", lambda path: (table3_variations.main, f"--records={path.parent}")),
@@ -108,26 +111,26 @@ def test_scores_that_a_table_needs_are_named_where_they_are_absent(tmp_path, cap
         made = record("base")
         del made[split][field]
         put(tmp_path / "one.json", made)
-        code, line = ended(capsys, *command(tmp_path / "one.json"))
+        code, line = refused(capsys, *command(tmp_path / "one.json"))
         assert code == 4 and f"record: base, seed 0: {split} has no {field}" in line
 
 
 @pytest.mark.parametrize("field", ["model.d_model", "data.vocab_size", "train.train_steps", "decode.alpha"])
-@pytest.mark.parametrize("whole", [True, False])
-def test_a_config_without_a_field_or_its_section_is_named(tmp_path, capsys, field, whole):
+@pytest.mark.parametrize("is_section", [True, False])
+def test_a_missing_field_or_section_of_a_config_is_named(tmp_path, capsys, field, is_section):
     run = run_folder(tmp_path / "base/seed_0")
     config = json.loads((run / "config.json").read_text())
     section, _, name = field.partition(".")
-    if whole:
+    if is_section:
         del config[section]
     else:
         del config[section][name]
     put(run / "config.json", config)
-    code, line = ended(capsys, table3_variations.main, f"--workdir={tmp_path}")
-    assert code == 4 and "config.json" in line and f"has no {section if whole else name}" in line
+    code, line = refused(capsys, table3_variations.main, f"--workdir={tmp_path}")
+    assert code == 4 and "config.json" in line and f"has no {section if is_section else name}" in line
 
 
-def test_numbers_at_the_edge_are_shown(tmp_path, capsys):
+def test_extreme_numbers_are_shown(tmp_path, capsys):
     for number, value in enumerate((0, -5, 1e-20, 1e299, 3)):
         run = run_folder(tmp_path / f"run{number}", training_flops=value, training_seconds=value)
         assert table2_translation.main([str(run), "--sustained_tflops=H100=60"]) == 0
@@ -135,11 +138,11 @@ def test_numbers_at_the_edge_are_shown(tmp_path, capsys):
     odd = {"long": {"hardware": "9" * 5000 + " × K80"}, "lines": {"commit": "a\nb"}, "half": {"date": "\ud800"}}
     for name, changes in odd.items():
         put(tmp_path / f"{name}.json", record("base", **changes))
-        code, _ = ended(capsys, table2_translation.main, tmp_path / f"{name}.json")
+        code, _ = refused(capsys, table2_translation.main, tmp_path / f"{name}.json")
         assert code in (2, 4)
 
 
-def test_what_cannot_be_written_is_one_line(tmp_path, capsys):
+def test_an_unwritable_output_gives_one_line(tmp_path, capsys):
     run_folder(tmp_path / "sweep/base/seed_0")
     (tmp_path / "file").write_text("")
     for command, *arguments in [
@@ -147,7 +150,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path, capsys):
         (records.main, tmp_path / "sweep", tmp_path / "file/out"),
         (records.main, tmp_path / "sweep", "/proc/out"),
     ]:
-        code, line = ended(capsys, command, *arguments)
+        code, line = refused(capsys, command, *arguments)
         assert code == 2 and "can't be made" in line
     write_figure = [f"--workdir={tmp_path}/sweep", f"--figure={tmp_path}/none/a.png"]
     assert table3_variations.main(write_figure) == 2
@@ -159,8 +162,8 @@ def test_what_cannot_be_written_is_one_line(tmp_path, capsys):
 
 @pytest.fixture
 def trials(tmp_path):
-    """Two trials that have a result."""
-    found = sweep.plan("table3", tmp_path, "base,a_h1", 1, [])
+    """Two finished trials."""
+    found = make_trials("table3", tmp_path, "base,a_h1", 1, [])
     for trial in found:
         trial.folder.mkdir(parents=True)
         put(trial.folder / "config.json", trial.settings)
@@ -169,7 +172,7 @@ def trials(tmp_path):
 
 
 def of_sweep(workdir, capsys):
-    """Exit code and lines of a sweep in which nothing is left to train."""
+    """Exit code and error lines of a sweep in which nothing is left to train."""
     code = sweep.main(["table3", f"--workdir={workdir}", "--rows=base,a_h1"])
     return code, capsys.readouterr().err.splitlines()
 
@@ -179,14 +182,16 @@ DAMAGE = {
     **{f"result a {name}": ("result.json", json.dumps(value)) for name, value in OTHERS.items()},
     **{f"config {name}": ("config.json", content) for name, content in BROKEN.items()},
     **{f"config a {name}": ("config.json", json.dumps(value)) for name, value in OTHERS.items()},
-    "scores that are none": ("result.json", json.dumps(result(dev=None))),
-    "a score that is a text": ("result.json", json.dumps(result(dev__perplexity="6"))),
-    "scores that are not there": ("result.json", json.dumps(result(dev={}))),
+    "scores that are null": ("result.json", json.dumps(result(dev=None))),
+    "a score that is text": ("result.json", json.dumps(result(dev__perplexity="6"))),
+    "missing scores": ("result.json", json.dumps(result(dev={}))),
+    "a missing headline score": ("result.json", json.dumps(result(dev__headline="f1"))),
+    "a headline that is text": ("result.json", json.dumps(result(dev__headline="signature"))),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_trial_fails_with_the_reason_and_the_others_are_finished(trials, tmp_path, capsys, name):
+def test_a_damaged_trial_fails_with_the_reason_and_the_others_finish(trials, tmp_path, capsys, name):
     for trial in trials:
         put(trial.folder / "result.json", result(test={"perplexity": 5.0, "sacrebleu": 20.0}))
     file, content = DAMAGE[name]
@@ -204,10 +209,10 @@ def test_a_result_without_a_config_is_damaged(trials):
     (trials[0].folder / "config.json").mkdir()
     assert trials[0].outcome()[0] == FAILED and "config.json" in trials[0].outcome()[1]
     make_folder(trials[0].folder / "result.json")
-    assert not trials[0].is_over
+    assert not trials[0].is_done
 
 
-def test_progress_is_that_of_the_last_whole_line(trials):
+def test_progress_is_taken_from_the_last_complete_line(trials):
     trial = trials[0]
     whole = {"step": 5, "loss": 2.5, "target_tokens_per_second": 1000.0}
     half = [
@@ -237,50 +242,51 @@ def test_progress_is_that_of_the_last_whole_line(trials):
     assert trial.progress() == ""
 
 
-def test_damaged_numbers_of_jobs_are_named(tmp_path):
+def test_a_damaged_file_of_job_ids_is_named(tmp_path):
     pytest.importorskip("submitit")
     for content in ("{", "[]", '{"base/seed_0": 12}', '{"base/seed_0": null}'):
         put(tmp_path / "slurm.json", content)
         with pytest.raises(DamagedError, match=r"slurm\.json"):
-            Slurm(tmp_path, {"time": "5"})
+            SlurmQueue(tmp_path, {"time": "5"})
 
 
-# --- Random values at random places ------------------------------------------------------------------------
+# --- Random values in random fields ------------------------------------------------------------------------
 
 
 def table_2(run):
-    places = table2_translation.by_cell(table2_translation.load(str(run)))
-    sustained = table2_translation.sustained_tflops(["H100=60"], list(places.values()))
-    return table2_translation.table(places, sustained, "markdown"), table2_translation.notes(places)
+    runs = table2_translation.by_cell(table2_translation.load(str(run)))
+    sustained = table2_translation.sustained_tflops(["H100=60"], list(runs.values()))
+    return table2_translation.table(runs, sustained, "markdown"), table2_translation.notes(runs)
 
 
-def any_place(draw, value):
-    """A JSON value with another somewhere in it."""
+def table_3(workdir):
+    table = make_table(records.sweep_records(workdir), str(CONFIGS / "table3"))
+    return table3_variations.for_people(table), table3_variations.notes(table)
+
+
+def replace_somewhere(draw, value):
+    """A JSON value in which a random part is replaced."""
     if isinstance(value, dict) and value and draw(st.integers(0, 3)):
         key = draw(st.sampled_from(sorted(value)))
-        return value | {key: any_place(draw, value[key])}
+        return value | {key: replace_somewhere(draw, value[key])}
     return draw(VALUES)
 
 
 @given(st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("name", ["result.json", "config.json"])
-def test_any_value_in_a_run_is_read_or_refused(fuzzed, name, data):
+def test_any_value_in_a_run_is_accepted_or_refused_in_one_line(fuzzed, name, data):
     run, trial = fuzzed
     valid = json.loads((run / name).read_text())
-    put(run / name, json.dumps(any_place(data.draw, valid)))
-    for show in (
-        lambda: table_2(run),
-        lambda: table3_variations.notes(table3_variations.lines(records.sweep_records(run.parents[1]))),
-        lambda: table3_variations.for_people(table3_variations.lines(records.sweep_records(run.parents[1]))),
-    ):
+    put(run / name, json.dumps(replace_somewhere(data.draw, valid)))
+    for show in (lambda: table_2(run), lambda: table_3(run.parents[1])):
         try:
             show()
         except StopError as error:
             assert len(str(error).splitlines()) == 1
-    if trial.is_over:
-        state, said = trial.outcome()
-        assert state in (FINISHED, FAILED) and len(said.splitlines()) <= 1
+    if trial.is_done:
+        state, details = trial.outcome()
+        assert state in (FINISHED, FAILED) and len(details.splitlines()) <= 1
     put(run / name, json.dumps(valid))
 
 
@@ -288,14 +294,14 @@ def test_any_value_in_a_run_is_read_or_refused(fuzzed, name, data):
 def fuzzed(tmp_path_factory):
     """A run of a sweep, and its trial."""
     workdir = tmp_path_factory.mktemp("sweep")
-    return run_folder(workdir / "base/seed_0"), sweep.plan("table3", workdir, "base", 1, [])[0]
+    return run_folder(workdir / "base/seed_0"), make_trials("table3", workdir, "base", 1, [])[0]
 
 
-def test_half_a_file_is_never_a_traceback(tmp_path, capsys):
+def test_a_truncated_file_never_gives_a_traceback(tmp_path, capsys):
     run = run_folder(tmp_path / "base/seed_0")
     for part in (0.1, 0.5, 0.99):
         for name in ("result.json", "config.json"):
             whole = (run / name).read_bytes()
             truncate(run / name, part)
-            assert ended(capsys, table2_translation.main, run)[0] == 4
+            assert refused(capsys, table2_translation.main, run)[0] == 4
             (run / name).write_bytes(whole)

@@ -3,6 +3,7 @@ import pytest
 from configs import base_ende
 from configs.table3 import a_h4
 from experiments.records import main, read_records, record_of, significance_against, sweep_records, write_records
+from experiments.scores import headline
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import sha256, write_object
@@ -17,7 +18,7 @@ def compared(hypotheses, baseline):
     return found._asdict() | {"interval": list(found.interval)}
 
 
-def test_a_record_has_the_numbers_and_their_conditions(tmp_path):
+def test_a_record_has_the_scores_and_their_conditions(tmp_path):
     run = run_folder(tmp_path / "a_h4/seed_7", a_h4.get_config(), seed=7, steps=3000, training_flops=10**18)
     found = record_of(run)
     assert (found["row"], found["seed"], found["steps"], found["train_steps_of_config"]) == ("a_h4", 7, 3000, 100_000)
@@ -28,7 +29,7 @@ def test_a_record_has_the_numbers_and_their_conditions(tmp_path):
     assert "training_flops" not in record_of(run_folder(tmp_path / "other"))
 
 
-def test_a_run_outside_a_sweep_is_named_by_its_folder_and_whole_by_its_own_config(tmp_path):
+def test_a_run_outside_a_sweep_takes_row_and_train_steps_from_its_folder_and_config(tmp_path):
     config = base_ende.get_config()
     config.train.train_steps = 500
     found = record_of(run_folder(tmp_path / "mine", config))
@@ -45,7 +46,7 @@ def test_records_are_read_as_they_were_written(tmp_path):
     assert [r["steps"] for r in read_records(tmp_path / "records")] == [5, 6, 100_000]
 
 
-def test_significance_is_the_paired_bootstrap_of_the_two_runs(tmp_path):
+def test_significance_is_the_paired_bootstrap_of_two_runs(tmp_path):
     base = run_folder(tmp_path / "base/seed_0", None, WORSE, REFERENCES)
     row = run_folder(tmp_path / "a_h1/seed_0", None, REFERENCES, REFERENCES)
     found = significance_against(base, row)
@@ -54,7 +55,7 @@ def test_significance_is_the_paired_bootstrap_of_the_two_runs(tmp_path):
     assert significance_against(row, base)["difference"] == -found["difference"]
 
 
-def test_a_translation_that_is_not_the_one_that_was_scored_is_refused(tmp_path):
+def test_hypotheses_that_do_not_match_their_checksum_are_refused(tmp_path):
     base, run = (run_folder(tmp_path / name, hypotheses=["a b"], references=["a b"]) for name in ("base", "run"))
     path = run / "dev.hypotheses.txt"
     write_object(run / "result.json", result(sha256={path.name: sha256(path)}))
@@ -64,7 +65,7 @@ def test_a_translation_that_is_not_the_one_that_was_scored_is_refused(tmp_path):
         significance_against(base, run)
 
 
-def test_a_sweep_compares_each_trial_with_the_base_of_its_seed_and_leaves_out_the_unfinished(tmp_path):
+def test_finished_trials_of_a_sweep_are_compared_with_the_base_of_the_same_seed(tmp_path):
     half = REFERENCES[:8] + WORSE[8:]
     run_folder(tmp_path / "base/seed_0", None, WORSE, REFERENCES)
     run_folder(tmp_path / "base/seed_1", None, half, REFERENCES, seed=1)
@@ -80,6 +81,27 @@ def test_a_sweep_compares_each_trial_with_the_base_of_its_seed_and_leaves_out_th
     assert found["a_h1", 0]["against_base"]["p_value"] < 0.05
 
 
+def test_trials_of_other_tasks_are_not_compared_by_bleu(tmp_path):
+    for row in ("base", "a_h1"):
+        run_folder(tmp_path / f"{row}/seed_0", None, WORSE, REFERENCES, dev__headline="f1", dev__f1=0.5)
+    assert not [found for found in sweep_records(tmp_path) if "against_base" in found]
+
+
+def test_the_headline_is_the_named_score_and_sacrebleu_where_none_is_named():
+    assert headline({"sacrebleu": 21.55, "f1": 0.875}, "dev") == ("sacrebleu", 21.55)
+    assert headline({"sacrebleu": 21.55, "f1": 0.875, "headline": "f1"}, "dev") == ("f1", 0.875)
+    assert str(headline({"sacrebleu": 21.55}, "dev")) == "BLEU 21.6"
+    assert str(headline({"exact_match": 100.0, "headline": "exact_match"}, "dev")) == "exact_match 100"
+    for scores, message in [
+        ({}, "dev has no sacrebleu"),
+        ({"sacrebleu": 21.5, "headline": "f1"}, "dev has no f1"),
+        ({"sacrebleu": "21.5"}, "sacrebleu is '21.5'; it must be a number"),
+        ({"headline": 3}, "headline is 3; it must be a line of text"),
+    ]:
+        with pytest.raises(DamagedError, match=message):
+            headline(scores, "dev")
+
+
 def test_the_command_writes_the_records_of_a_sweep(tmp_path, capsys):
     run_folder(tmp_path / "sweep/base/seed_0", None, WORSE, REFERENCES)
     run_folder(tmp_path / "sweep/c_n2/seed_0", None, REFERENCES, REFERENCES)
@@ -91,7 +113,7 @@ def test_the_command_writes_the_records_of_a_sweep(tmp_path, capsys):
     assert capsys.readouterr().err == f"error: workdir: no folder {tmp_path}/absent\n"
 
 
-def test_what_cannot_be_a_record_is_refused_by_name(tmp_path):
+def test_unfinished_runs_and_incomplete_records_are_refused_with_the_missing_field(tmp_path):
     with pytest.raises(InputError, match="not a run folder"):
         record_of(tmp_path)
     unfinished = run_folder(tmp_path / "unfinished")
@@ -110,7 +132,7 @@ def test_what_cannot_be_a_record_is_refused_by_name(tmp_path):
         read_records(tmp_path / "records")
 
 
-def test_runs_on_other_sentences_are_not_compared(tmp_path):
+def test_runs_with_different_dev_sets_are_not_compared(tmp_path):
     one = run_folder(tmp_path / "one", None, WORSE, REFERENCES)
     with pytest.raises(InputError, match=r"dev sets of .*one and .*two differ"):
         significance_against(one, run_folder(tmp_path / "two", None, WORSE, WORSE))

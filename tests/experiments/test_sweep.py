@@ -1,4 +1,4 @@
-"""Sweeps with real processes, really killed: what one trial does never stops another, and nothing is done twice."""
+"""Sweeps with real processes that are really killed: a failed trial stops no other, and nothing is trained twice."""
 
 import os
 import pty
@@ -9,9 +9,12 @@ import time
 import pytest
 
 from configs.presets import miniature
-from experiments import sweep
-from experiments.launchers import local_slots
-from experiments.trials import FAILED, FINISHED, RUNNING, Board
+from experiments.sweep import __main__ as sweep
+from experiments.sweep.local import worker_slots
+from experiments.sweep.plan import make_trials, parse_config, row_files
+from experiments.sweep.status_table import StatusTable
+from experiments.sweep.trials import FAILED, FINISHED, RUNNING
+from t2t_jax.files import write_object
 from tests.experiments.sweeps import ROOT, Sweep
 from tests.test_configs import flat
 from tests.test_resume import assert_same_run
@@ -29,10 +32,10 @@ def dry_run(capsys, *arguments):
     return code, output.splitlines(), errors
 
 
-# --- What is planned ---------------------------------------------------------------------------------------
+# --- Planning ----------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_prints_what_a_person_could_type_and_does_nothing(capsys, tmp_path):
+def test_a_dry_run_prints_the_commands_of_all_trials_and_runs_nothing(capsys, tmp_path):
     arguments = (f"--workdir={tmp_path}/sweep", "--rows=base,a_h1", "--seeds=2", "--set", "train.train_steps=7")
     code, lines, errors = dry_run(capsys, "table3", *arguments)
     assert code == 0 and errors == "" and not list(tmp_path.iterdir())
@@ -44,14 +47,14 @@ def test_a_dry_run_prints_what_a_person_could_type_and_does_nothing(capsys, tmp_
     ]
 
 
-def test_the_rows_of_most_steps_start_first(capsys, tmp_path):
+def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
     _, lines, _ = dry_run(capsys, "table3", f"--workdir={tmp_path}", "--rows=base,big,c_n2", "--seeds=2")
     rows = [line.partition("configs/table3/")[2].partition(".py")[0] for line in lines]
     assert rows == ["big", "big", "base", "c_n2", "base", "c_n2"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["table3", "--set", "model.d_modle=3"], "model.d_modle: no such field; did you mean --config.model.d_model?"),
         (["table3", "--set", "train.train_steps=many"], "train.train_steps=many"),
@@ -72,47 +75,47 @@ def test_the_rows_of_most_steps_start_first(capsys, tmp_path):
         (["tabel3"], "tabel3: not a folder of configs"),
     ],
 )
-def test_every_mistake_is_one_line_before_anything_starts(capsys, tmp_path, arguments, said):
+def test_every_bad_argument_is_reported_in_one_line_before_anything_starts(capsys, tmp_path, arguments, message):
     code = sweep.main([*arguments, f"--workdir={tmp_path}/sweep"])
     output, errors = capsys.readouterr()
     assert code == 2 and output == "" and not list(tmp_path.iterdir())
-    assert len(errors.splitlines()) == 1 and errors.startswith("error: ") and said in errors
+    assert len(errors.splitlines()) == 1 and errors.startswith("error: ") and message in errors
 
 
-def test_the_miniature_keeps_every_row_and_its_ratio_to_base():
-    small, whole = {}, {}
-    for name, path in sweep.row_files("table3", None).items():
-        config = sweep.parse(path, {})
-        whole[name] = flat(config)
+def test_the_miniature_preset_keeps_all_rows_and_their_ratios_to_base():
+    small, full = {}, {}
+    for name, path in row_files("table3").items():
+        config = parse_config(path)
+        full[name] = flat(config)
         miniature.apply(config)
         small[name] = flat(config)
-    assert len({str(settings) for settings in small.values()}) == len(whole) == 20
+    assert len({str(settings) for settings in small.values()}) == len(full) == 20
     scaled = [f"model.{size}" for size in ("num_layers", "d_model", "d_ff", "d_k", "d_v", "num_heads")]
-    for name in whole:
+    for name in full:
         for field in (*scaled, "train.train_steps"):
-            ratio = whole[name][field] / whole["base"][field]
+            ratio = full[name][field] / full["base"][field]
             assert small[name][field] / small["base"][field] == pytest.approx(ratio), (name, field)
-        changed = [{field for field in of[name] if of[name][field] != of["base"][field]} for of in (small, whole)]
-        assert changed[0] - {"evaluate.interval_steps"} == changed[1], name  # which follows the steps
+        changed = [{field for field in of[name] if of[name][field] != of["base"][field]} for of in (small, full)]
+        assert changed[0] - {"evaluate.interval_steps"} == changed[1], name  # scaled with train_steps
 
 
-def test_one_trial_on_each_gpu_and_cores_shared_without_any(monkeypatch):
+def test_there_is_one_slot_per_gpu_and_without_gpus_the_slots_share_the_cores(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in local_slots(None)] == ["2", "5"]
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in worker_slots(None)] == ["2", "5"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     cores = os.sched_getaffinity(0)
-    slots = local_slots(None)
+    slots = worker_slots(None)
     assert sorted(core for slot in slots for core in slot.cores) == sorted(cores)
     assert all("CUDA_VISIBLE_DEVICES" not in slot.environment for slot in slots)
-    assert local_slots(1)[0].cores == cores
+    assert worker_slots(1)[0].cores == cores
 
 
-# --- What runs ---------------------------------------------------------------------------------------------
+# --- Running -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_a_crash_and_a_hang_stop_nothing_else_and_only_what_is_missing_is_trained_again(tmp_path):
+def test_a_crash_and_a_hang_stop_no_other_trial_and_only_unfinished_trials_run_again(tmp_path):
     tiny = Sweep(tmp_path, crashes={"model__d_model": 17}, fine={}, hangs={"model__d_ff": 32})
     launcher = tiny.start("--jobs=2", "--timeout_minutes=0.75")
     hanging = tiny.wait(lambda: tiny.process("hangs"))
@@ -121,10 +124,10 @@ def test_a_crash_and_a_hang_stop_nothing_else_and_only_what_is_missing_is_traine
         assert not os.sched_getaffinity(fine) & os.sched_getaffinity(hanging)
     os.kill(hanging, signal.SIGSTOP)
     assert launcher.wait(240) == 4
-    said = tiny.errors()
-    assert "crashes/seed_0: failed, exit code 2: error: model.d_model must be even" in said
-    assert "hangs/seed_0: failed, hung" in said and "fine/seed_0: finished, " in said
-    assert said.splitlines()[-2] == "1 finished, 2 failed"
+    errors = tiny.errors()
+    assert "crashes/seed_0: failed, exit code 2: error: model.d_model must be even" in errors
+    assert "hangs/seed_0: failed, hung" in errors and "fine/seed_0: finished, " in errors
+    assert errors.splitlines()[-2] == "1 finished, 2 failed"
     assert tiny.process("hangs") is None
 
     first = tiny.finished_at("fine")
@@ -134,12 +137,12 @@ def test_a_crash_and_a_hang_stop_nothing_else_and_only_what_is_missing_is_traine
 
     assert tiny.run("--rows=fine", "--set", "model.d_ff=40") == 4
     assert "fine/seed_0: failed, model.d_ff is 40, but" in tiny.errors() and "finished with 24" in tiny.errors()
-    assert tiny.run("--rows=fine", "--set", "train.train_steps=8") == 0, "more steps are missing steps"
+    assert tiny.run("--rows=fine", "--set", "train.train_steps=8") == 0, "with more steps it is unfinished"
     assert "resuming from step 6" in tiny.log("fine")
 
 
 @pytest.mark.slow
-def test_whatever_is_killed_the_same_command_goes_on(tmp_path):
+def test_the_same_command_resumes_whatever_was_killed(tmp_path):
     tiny = Sweep(tmp_path, long={"train__train_steps": 600, "checkpoint__interval_steps": 20}, short={})
     launcher = tiny.start("--jobs=2")
     tiny.wait(lambda: tiny.saved("long") > 0)
@@ -151,7 +154,7 @@ def test_whatever_is_killed_the_same_command_goes_on(tmp_path):
     saved = tiny.saved("long")
     launcher = tiny.start()
     tiny.wait(lambda: tiny.saved("long") > saved)
-    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM):  # as Slurm may send them: one request
+    for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGTERM):  # as Slurm may send them: they count as one request
         launcher.send_signal(number)
         time.sleep(0.1)
     assert launcher.wait(240) == 3
@@ -162,36 +165,36 @@ def test_whatever_is_killed_the_same_command_goes_on(tmp_path):
     tiny.wait(lambda: tiny.saved("long") > saved)
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    assert tiny.run() == 0, tiny.errors()  # it waits for the trial that is still saving
-    assert tiny.log("long").count("saved; the same command resumes") == 2, "the launcher's death was not noticed"
+    assert tiny.run() == 0, tiny.errors()  # waits for the trial that is still saving
+    assert tiny.log("long").count("saved; the same command resumes") == 2, "the trial outlived its launcher"
     assert tiny.finished_at("short") == short and tiny.log("short").count("main.py") == 1
     assert tiny.process("long") is None
 
 
 @pytest.mark.slow
-def test_a_launcher_killed_at_any_moment_leaves_the_same_results(tmp_path):
-    """While it prepares, starts trials, and while they compile, train, save and are evaluated."""
+def test_a_launcher_killed_at_random_moments_does_not_change_the_results(tmp_path):
+    """While data is prepared, trials start, compile, train, save and are evaluated."""
     rows = {"one": {"train__train_steps": 300, "checkpoint__interval_steps": 10}, "two": {}}
-    (tmp_path / "whole").mkdir(), (tmp_path / "killed").mkdir()
-    whole, killed = Sweep(tmp_path / "whole", **rows), Sweep(tmp_path / "killed", **rows)
+    (tmp_path / "undisturbed").mkdir(), (tmp_path / "killed").mkdir()
+    undisturbed, killed = Sweep(tmp_path / "undisturbed", **rows), Sweep(tmp_path / "killed", **rows)
     begun = time.monotonic()
-    assert whole.run("--jobs=2") == 0, whole.errors()
-    took, rng, midway = time.monotonic() - begun, random.Random(0), 0
+    assert undisturbed.run("--jobs=2") == 0, undisturbed.errors()
+    duration, rng, midway = time.monotonic() - begun, random.Random(0), 0
     for _ in range(6):
         launcher = killed.start("--jobs=2")
-        time.sleep(rng.uniform(0.05, 0.6) * took)
+        time.sleep(rng.uniform(0.05, 0.6) * duration)
         midway += launcher.poll() is None
         launcher.kill()
         launcher.wait()
     assert midway >= 2
     assert killed.run("--jobs=2") == 0, killed.errors()
     for row, step in (("one", 300), ("two", 6)):
-        assert_same_run(whole.trial(row), killed.trial(row), step)
+        assert_same_run(undisturbed.trial(row), killed.trial(row), step)
         assert killed.log(row).count("resuming from step") <= killed.log(row).count("main.py") <= 7
 
 
 @pytest.mark.slow
-def test_of_two_launchers_that_start_together_one_is_refused_and_the_other_unharmed(tmp_path):
+def test_of_two_launchers_that_start_together_one_is_refused_and_the_other_finishes(tmp_path):
     tiny = Sweep(tmp_path, row={})
     launchers = [tiny.start(), tiny.start()]
     assert sorted(launcher.wait(240) for launcher in launchers) == [0, 2]
@@ -200,31 +203,44 @@ def test_of_two_launchers_that_start_together_one_is_refused_and_the_other_unhar
 
 def test_a_second_launcher_is_refused(tmp_path, capsys):
     (tmp_path / "sweep").mkdir()
-    with sweep.alone(tmp_path / "sweep"):
+    with sweep.exclusive_lock(tmp_path / "sweep"):
         assert sweep.main(["table3", f"--workdir={tmp_path}/sweep", "--set", "@miniature"]) == 2
     assert "another sweep is running in" in capsys.readouterr().err
 
 
-def test_data_that_cannot_be_prepared_ends_the_sweep_with_its_line_and_code(tmp_path):
+def test_a_failed_data_preparation_ends_the_sweep_with_its_message_and_exit_code(tmp_path):
     tiny = Sweep(tmp_path, row={"data__heldout_max_length": 1})
     assert tiny.run() == 2
     assert "error: data.dev: no pair of at most" in tiny.errors() and not tiny.trial("row").exists()
 
 
-def test_a_terminal_shows_one_table_redrawn_in_place(tmp_path, monkeypatch):
-    main_side, their_side = pty.openpty()
-    monkeypatch.setattr("sys.stderr", os.fdopen(their_side, "w"))
+def test_on_a_terminal_the_status_table_is_redrawn_in_place(tmp_path, monkeypatch):
+    reader, terminal = pty.openpty()
+    monkeypatch.setattr("sys.stderr", os.fdopen(terminal, "w"))
     monkeypatch.setenv("COLUMNS", "50")
-    trials = sweep.plan("table3", tmp_path, "base,a_h1,a_h4", 1, [])
-    board = Board(trials)
-    board.draw()
-    board.put(trials[0], RUNNING, "step 1/9, " + "x" * 80)
-    board.put(trials[2], FAILED, "exit code 1: why")
-    board.put(trials[1], FINISHED)
-    board.close()
+    trials = make_trials("table3", tmp_path, "base,a_h1,a_h4", 1, [])
+    table = StatusTable(trials)
+    table.redraw()
+    table.update(trials[0], RUNNING, "step 1/9, " + "x" * 80)
+    table.update(trials[2], FAILED, "exit code 1: why")
+    table.update(trials[1], FINISHED)
+    table.close()
     time.sleep(0.1)
-    first, second = os.read(main_side, 10_000).decode().split("\x1b[4A")
+    first, second = os.read(reader, 10_000).decode().split("\x1b[4A")
     assert first.count("waiting") == 4 and "3 waiting" in first
     lines = second.removeprefix("\x1b[J").splitlines()
     assert lines[0].startswith("base/seed_0  running      step 1/9, xx") and len(lines[0]) < 50
     assert lines[2] == "a_h4/seed_0  failed       exit code 1: why" and lines[3] == "1 finished, 1 running, 1 failed"
+
+
+def test_the_scores_of_a_finished_trial_are_perplexity_and_its_headline(tmp_path):
+    for scores, expected in [
+        ({"perplexity": 6.25, "sacrebleu": 21.55}, "dev perplexity 6.25, BLEU 21.6"),
+        ({"perplexity": 1.02, "headline": "f1", "f1": 0.9125}, "dev perplexity 1.02, f1 0.9125"),
+        ({"headline": "exact_match", "exact_match": 100.0, "sacrebleu": 3.0}, "dev exact_match 100"),
+    ]:
+        (trial,) = make_trials("table3", tmp_path / expected, "base", 1, [])
+        trial.folder.mkdir(parents=True)
+        write_object(trial.folder / "config.json", trial.settings)
+        write_object(trial.folder / "result.json", {"steps": trial.train_steps, "dev": scores})
+        assert trial.outcome() == (FINISHED, expected)

@@ -1,4 +1,4 @@
-"""Sweeps through a real Slurm: experiments/slurm_up.sh brings one up on this machine."""
+"""Sweeps on a real Slurm, which tests/slurm_up.sh starts on this machine."""
 
 import json
 import os
@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(
         shutil.which("sbatch") is None or "SLURM_CONF" not in os.environ,
-        reason="no Slurm: experiments/slurm_up.sh up, then export SLURM_CONF",
+        reason="no Slurm: tests/slurm_up.sh up, then export SLURM_CONF",
     ),
 ]
 
@@ -58,7 +58,7 @@ def test_jobs_outlive_the_launcher_and_none_is_submitted_twice(tmp_path):
 
 
 def test_a_preempted_trial_saves_and_is_queued_again(tmp_path):
-    """As Slurm does it: SIGTERM to all, then submitit's signal. Not until it runs again, which takes two minutes."""
+    """As Slurm does it: SIGTERM to all, then submitit's signal. Slurm would take two minutes to start it again."""
     tiny = Sweep(tmp_path, long={"train__train_steps": 100_000, "checkpoint__interval_steps": 100})
     launcher = tiny.start(*SLURM)
     tiny.wait(lambda: tiny.saved("long") > 0)

@@ -27,20 +27,20 @@ OF_PAPER = {row.model: row for row in paper.TABLE_2}
         ("MoE", "enfr", 6, 64, K40),
     ],
 )
-def test_the_formula_gives_the_costs_that_are_printed(model, pair, days, devices, tflops):
-    """The devices and days are those of each system's own paper."""
+def test_the_cost_formula_gives_the_printed_costs(model, pair, days, devices, tflops):
+    """Devices and days are from each system's paper."""
     printed = getattr(OF_PAPER[model], f"cost_{pair}")
     assert float(f"{paper_cost(days * DAY, devices, tflops):.1e}") == printed
 
 
-def test_costs_of_the_paper_by_hand():
+def test_the_cost_formula_equals_a_calculation_by_hand():
     assert paper_cost(43_200, 8, 9.5) == pytest.approx(3.2832e18)
     assert paper_cost(302_400, 8, 9.5) == pytest.approx(2.29824e19)
     assert paper.SUSTAINED_TFLOPS == {"K80": K80, "K40": K40, "M40": M40, "P100": P100}
 
 
 def as_csv(capsys, *arguments):
-    """({model: cells}, the notes)"""
+    """({model: cells}, notes)"""
     assert main([*map(str, arguments), "--format=csv"]) == 0
     out, notes = capsys.readouterr()
     header, *rows = csv.reader(io.StringIO(out))
@@ -48,7 +48,7 @@ def as_csv(capsys, *arguments):
     return {row[0]: row[1:] for row in rows}, notes
 
 
-def test_without_runs_there_are_the_rows_of_the_paper_and_ours_are_empty(capsys):
+def test_without_runs_the_table_has_the_rows_of_the_paper_and_empty_rows_of_ours(capsys):
     rows, notes = as_csv(capsys)
     assert len(rows) == 12 and notes == ""
     assert rows["ByteNet"] == ["23.75", "", "", "", "", ""]
@@ -59,8 +59,8 @@ def test_without_runs_there_are_the_rows_of_the_paper_and_ours_are_empty(capsys)
     assert [rows[name] for name in OURS.values()] == [[""] * 6] * 2
 
 
-def test_each_run_comes_to_its_own_cell(tmp_path, capsys):
-    """Run folders, a record and a folder of records."""
+def test_each_run_fills_the_cell_of_its_model_and_language_pair(tmp_path, capsys):
+    """From a run folder, a record and a folder of records."""
     runs = [
         run_folder(tmp_path / "one", base_ende.get_config(), test__paper_bleu=27.04, training_flops=int(9.5e17)),
         *write_records(tmp_path / "record", [record("two", big_enfr.get_config(), test__paper_bleu=41.0)]),
@@ -73,16 +73,16 @@ def test_each_run_comes_to_its_own_cell(tmp_path, capsys):
     assert notes.count("seed 0; 3,003 sentences, tok:moses-de; 12.0 hours of training on 8 × NVIDIA H100") == 4
 
 
-def test_capacity_times_time_needs_what_a_device_sustains(tmp_path, capsys):
+def test_capacity_times_time_needs_the_sustained_flops_of_the_device(tmp_path, capsys):
     ours = run_folder(tmp_path / "one")
     rows, _ = as_csv(capsys, ours, "--sustained_tflops=H100=60")
     assert rows[OURS["base"]][2] == f"{43_200 * 8 * 60e12:.1e}".replace("e+", "e") == "2.1e19"
-    of_paper = run_folder(tmp_path / "two", hardware="8 × Tesla P100-SXM2-16GB, Python 3.11.4")
-    assert as_csv(capsys, of_paper)[0][OURS["base"]][2] == "3.3e18"
-    assert as_csv(capsys, of_paper, "--sustained_tflops=P100=19")[0][OURS["base"]][2] == "6.6e18"
+    p100 = run_folder(tmp_path / "two", hardware="8 × Tesla P100-SXM2-16GB, Python 3.11.4")
+    assert as_csv(capsys, p100)[0][OURS["base"]][2] == "3.3e18"
+    assert as_csv(capsys, p100, "--sustained_tflops=P100=19")[0][OURS["base"]][2] == "6.6e18"
 
 
-def test_a_shortened_run_and_one_with_other_fields_say_so(tmp_path, capsys):
+def test_shortened_runs_and_changed_fields_are_noted(tmp_path, capsys):
     config = base_ende.get_config()
     config.model.attention_bias = True
     config.data.vocab_size = 40960
@@ -94,7 +94,7 @@ def test_a_shortened_run_and_one_with_other_fields_say_so(tmp_path, capsys):
     assert "shortened" not in notes and "departs" not in notes
 
 
-def test_the_same_in_markdown_and_latex(tmp_path, capsys):
+def test_markdown_and_latex_show_the_same_numbers(tmp_path, capsys):
     run = str(run_folder(tmp_path / "run", training_flops=int(9.5e17)))
     assert main([run]) == 0
     out = capsys.readouterr().out
@@ -106,18 +106,18 @@ def test_the_same_in_markdown_and_latex(tmp_path, capsys):
     assert r"8 $\times$ NVIDIA" in out and "×" not in out and "_" not in out.replace(r"\_", "")
 
 
-def test_what_is_not_of_table_2_is_refused(tmp_path, capsys):
+def test_runs_of_other_experiments_and_bad_arguments_are_refused(tmp_path, capsys):
     other = run_folder(tmp_path / "other", quickstart.get_config())
     one, two = run_folder(tmp_path / "one"), run_folder(tmp_path / "two", seed=1)
-    for arguments, said in [
+    for arguments, message in [
         ([other], "run: other has data.corpus=home_assistant"),
         ([one, two], "run: one (seed 0) and two (seed 1) are both base EN-DE; give one of them"),
         ([tmp_path / "absent"], "record: no file "),
         ([one, "--sustained_tflops=H100"], "--sustained_tflops=H100: must be NAME=VALUE"),
         ([one, "--sustained_tflops=H100=nan"], "must be NAME=VALUE with a value above 0"),
-        ([one, "--sustained_tflops=H200=60"], "no run here is on a device named so; theirs are: NVIDIA H100 80GB HBM3"),
+        ([one, "--sustained_tflops=H200=60"], "no run has a device of this name; their devices: NVIDIA H100 80GB HBM3"),
         ([run_folder(tmp_path / "odd", hardware="a laptop")], "must be 'COUNT × NAME'; got 'a laptop'"),
     ]:
         assert main(list(map(str, arguments))) == 2
         out, error = capsys.readouterr()
-        assert out == "" and said in error and error.count("\n") == 1
+        assert out == "" and message in error and error.count("\n") == 1

@@ -1,4 +1,5 @@
 import csv
+import hashlib
 import importlib
 import io
 import re
@@ -8,20 +9,23 @@ from scipy.stats import spearmanr
 
 from experiments import paper
 from experiments.records import write_records
-from experiments.table3_variations import main, spearman
+from experiments.sweep.plan import CONFIGS
+from experiments.table3_figure import scatter
+from experiments.table3_rows import make_table, spearman
+from experiments.table3_variations import main
 from tests.experiments.runs import record, run_folder
 
 
 def trained(row, perplexity=6.25, bleu=21.5, **changes):
-    """A record of a row, trained as configs/table3 says."""
+    """A record of a row of configs/table3."""
     config = importlib.import_module(f"configs.table3.{row}").get_config()
-    whole = {"steps": config.train.train_steps} | changes
-    made = record(row, config, dev__perplexity=perplexity, dev__sacrebleu=bleu, **whole)
+    changes = {"steps": config.train.train_steps} | changes
+    made = record(row, config, dev__perplexity=perplexity, dev__sacrebleu=bleu, **changes)
     return made | {"train_steps_of_config": config.train.train_steps}
 
 
 def table(capsys, *arguments):
-    """({row: {column: cell}}, the notes) of the CSV"""
+    """({row: {column: cell}}, notes), from the CSV output."""
     assert main([*map(str, arguments), "--format=csv"]) == 0
     out, notes = capsys.readouterr()
     header, *rows = csv.reader(io.StringIO(out))
@@ -34,6 +38,7 @@ def records(tmp_path, *made):
     return f"--records={tmp_path / 'records'}"
 
 
+TABLE_3 = str(CONFIGS / "table3")
 SHAPE = ("N", "d_model", "d_ff", "h", "d_k", "d_v", "P_drop", "ε_ls", "steps")
 PRINTED = (*SHAPE, "PPL (dev)", "BLEU (dev)", "params ×10⁶")
 
@@ -53,14 +58,14 @@ PRINTED = (*SHAPE, "PPL (dev)", "BLEU (dev)", "params ×10⁶")
         ("big", "6 1024 4096 16 - - 0.3 - 300000 4.33 26.4 213"),
     ],
 )
-def test_the_cells_of_the_paper_and_empty_ones_beside_them(row, cells, capsys):
+def test_without_records_the_cells_of_the_paper_are_shown_and_ours_are_empty(row, cells, capsys):
     rows, notes = table(capsys)
     assert [rows[row][column] or "-" for column in PRINTED] == cells.split()
     assert not any(rows[row][column] for column in rows[row] if "ours" in column)
     assert list(rows) == list(paper.TABLE_3) and "No records" in notes
 
 
-def test_mean_and_deviation_over_the_seeds_by_hand(tmp_path, capsys):
+def test_mean_and_deviation_over_the_seeds_equal_a_calculation_by_hand(tmp_path, capsys):
     """Of 6, 7 and 11: mean 8, squares of the differences 4 + 1 + 9 = 14, over n − 1: √7."""
     made = [trained("a_h1", 5 + extra, 20 + extra, seed=extra) for extra in (1, 2, 6)]
     rows, notes = table(capsys, records(tmp_path, *made, trained("base", 6.0, 21.0)))
@@ -72,7 +77,7 @@ def test_mean_and_deviation_over_the_seeds_by_hand(tmp_path, capsys):
     assert "± is the standard deviation" in notes and "Shortened" not in notes
 
 
-def test_our_fields_are_shown_where_the_paper_shows_its_own_or_they_differ_from_our_base(tmp_path, capsys):
+def test_our_settings_are_shown_where_the_paper_prints_one_or_ours_differs_from_our_base(tmp_path, capsys):
     def small(row):
         made = trained(row, steps=1000)
         made["config"] |= {"model.d_model": made["config"]["model.d_model"] // 4, "model.num_layers": 3}
@@ -90,7 +95,7 @@ def test_our_fields_are_shown_where_the_paper_shows_its_own_or_they_differ_from_
     assert "Shortened runs, 1,000 steps instead of 300,000: big." in notes
 
 
-def test_in_markdown_and_latex_ours_stand_beside_the_papers(tmp_path, capsys):
+def test_markdown_and_latex_show_the_values_of_the_paper_and_ours_side_by_side(tmp_path, capsys):
     made = [trained("base", 6.0 + seed, 21.0 + seed, seed=seed, steps=1000) for seed in (0, 1)]
     worse = trained("a_h4", 6.5, 20.125, steps=1000) | {"against_base": {"p_value": 0.0312}}
     folder = records(tmp_path, *made, worse)
@@ -114,7 +119,7 @@ def test_the_largest_p_value_of_the_seeds_is_shown(tmp_path, capsys):
     assert (rows["c_n2"]["p"], rows["base"]["p"]) == ("0.2500", "") and "paired bootstrap" in notes
 
 
-def test_a_sweep_is_read_as_its_records_are(tmp_path, capsys):
+def test_a_sweep_is_read_like_its_records(tmp_path, capsys):
     references = ["the house stands by the river", "nobody knows who built it"] * 5
     worse = ["the house is by the river", "nobody knows who has it"] * 5
     for row, lines in (("base", worse), ("c_n8", references)):
@@ -125,8 +130,8 @@ def test_a_sweep_is_read_as_its_records_are(tmp_path, capsys):
     assert 0 < float(rows["c_n8"]["p"]) < 0.05 and rows["base"]["p"] == ""
 
 
-def test_spearman_by_hand_and_by_scipy():
-    """Ranks 1, 2, 3, 4 and 1, 3, 2, 4: 1 − 6·2 / (4·15) = 0.8. Equal values share their ranks."""
+def test_spearman_equals_a_calculation_by_hand_and_scipy():
+    """Ranks 1, 2, 3, 4 and 1, 3, 2, 4: 1 − 6·2 / (4·15) = 0.8. Ties get their average rank."""
     assert spearman([1, 2, 3, 4], [10, 30, 20, 4000]) == pytest.approx(0.8)
     assert spearman([1, 2, 3], [9, 5, -1]) == pytest.approx(-1)
     printed = [row["bleu"] for row in paper.TABLE_3.values()]
@@ -136,7 +141,7 @@ def test_spearman_by_hand_and_by_scipy():
     assert spearman([1, 2], [3, 3]) is None and spearman([1], [1]) is None and spearman([], []) is None
 
 
-def test_the_correlation_is_that_of_the_rows_there_are(tmp_path, capsys):
+def test_the_correlation_is_computed_from_the_rows_with_records(tmp_path, capsys):
     """Perplexities in the paper's order, BLEU in another: of 25.8, 24.9, 23.7, 26.4 and 2, 1, 3, 4 by rank."""
     made = [trained("base", 5.0, 12), trained("a_h1", 6.0, 11), trained("c_n2", 9.0, 13), trained("big", 4.0, 14)]
     _, notes = table(capsys, records(tmp_path, *made))
@@ -147,7 +152,7 @@ def test_the_correlation_is_that_of_the_rows_there_are(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_the_figure_has_a_name_and_a_point_for_each_row(suffix, tmp_path, capsys):
+def test_the_figure_has_a_labelled_point_for_each_row(suffix, tmp_path, capsys):
     made = [trained(row, 5 + n, 20 - n, seed=seed) for n, row in enumerate(("base", "a_h1", "big")) for seed in (0, 1)]
     path = tmp_path / f"figure.{suffix}"
     assert main([records(tmp_path, *made), f"--figure={path}"]) == 0
@@ -158,17 +163,15 @@ def test_the_figure_has_a_name_and_a_point_for_each_row(suffix, tmp_path, capsys
         assert [drawn.count(f"<!-- {text} -->") for text in ("base", "a_h1", "big", "(A)", "c_n2")] == [2, 2, 2, 2, 0]
 
 
-def test_names_lie_on_no_other_name(tmp_path):
-    """All twenty rows at their own perplexities: only the box of a name, none of another's."""
+def test_labels_in_the_figure_do_not_overlap(tmp_path):
+    """With all twenty rows at distinct perplexities."""
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation, Text
-
-    from experiments.table3_variations import _scatter, lines
 
     made = [trained(row, 2 * cells["perplexity"], cells["bleu"]) for row, cells in paper.TABLE_3.items()]
     figure = Figure(figsize=(7, 7))
     axes = figure.subplots()
-    _scatter(axes, lines(made), "perplexity")
+    scatter(axes, make_table(made, TABLE_3), "perplexity")
     figure.draw_without_rendering()
     names = [text for text in axes.texts if isinstance(text, Annotation)]
     assert [name.get_text() for name in names] == list(paper.TABLE_3)
@@ -176,20 +179,123 @@ def test_names_lie_on_no_other_name(tmp_path):
     assert not [(a, b) for a in range(20) for b in range(a) if boxes[a].shrunk(0.95, 0.8).overlaps(boxes[b])]
 
 
-def test_what_is_not_one_table_is_refused(tmp_path, capsys):
+def test_records_that_do_not_make_one_table_are_refused(tmp_path, capsys):
     other_steps = trained("a_h1", seed=1, steps=7)
     averaged = trained("a_h1", averaged_steps=[1, 2])
     write_records(tmp_path / "twice", [trained("a_h1")])
     (tmp_path / "twice/copy.json").write_text((tmp_path / "twice/a_h1_seed_0.json").read_text())
-    for arguments, said in [
+    for arguments, message in [
         ([records(tmp_path / "a", trained("a_h1"), other_steps)], "a_h1, seed 1 and seed 0 differ in config or steps"),
         ([records(tmp_path / "b", averaged)], "a_h1, seed 0 is an average of 2 checkpoints; Table 3 takes the last"),
-        ([records(tmp_path / "c", record("a_h3"))], "row: unknown value 'a_h3'; did you mean 'a_h32'"),
+        ([records(tmp_path / "c", trained("a_h1"), trained("base", dev__headline="f1", dev__f1=0.5))],
+         "records: the headline scores are f1 and sacrebleu; give records of one task"),
         ([f"--records={tmp_path / 'twice'}"], "a_h1, seed 0 is there twice"),
         ([f"--records={tmp_path / 'absent'}"], "records: no folder"),
         ([f"--workdir={tmp_path / 'absent'}"], "workdir: no folder"),
+        ([f"--configs={tmp_path / 'absent'}"], "absent: not a folder of configs"),
         (["--figure=plot.pdf"], "--figure=plot.pdf: must end in .png or .svg"),
     ]:  # fmt: skip
         assert main(arguments) == 2
         out, error = capsys.readouterr()
-        assert out == "" and said in error and error.count("\n") == 1
+        assert out == "" and message in error and error.count("\n") == 1
+
+
+# --- Any folder of ablations -------------------------------------------------------------------------------
+
+ABLATION = """
+from configs import base_ende
+
+def get_config():
+    config = base_ende.get_config()
+    {change}
+    return config
+"""
+
+
+@pytest.fixture
+def ablations(tmp_path):
+    """A folder of configs: base, one of the paper's rows and two rows of its own."""
+    folder = tmp_path / "ablations"
+    folder.mkdir()
+    changes = {"base": "", "f_window": "config.model.attention_window = 8", "c_n2": "config.model.num_layers = 2",
+               "f_short": "config.train.train_steps = 5_000"}  # fmt: skip
+    for row, change in changes.items():
+        (folder / f"{row}.py").write_text(ABLATION.format(change=change))
+    return f"--configs={folder}"
+
+
+def own_row(row, **changes):
+    """A record of a row that the paper does not have."""
+    made = trained("base", 6.5, 20.0)
+    return made | {"row": row, "config": made["config"] | changes}
+
+
+GOLDEN = {  # SHA-256 of standard output
+    (False, "markdown"): "959ec2b250d4621f8a9d2f0463e2994f2d52918c8f72292b2304ee7a1be8d622",
+    (False, "latex"): "c4ff51d58216740e8d6d68b4a937784a91f478b82858096bcfbcf0aa71df6853",
+    (False, "csv"): "ef2a84cf60d9baf880360cd75cadfc6761d2a8fe5d22b168a92fca7e20cf9335",
+    (True, "markdown"): "d84e26d5f60a53550a9e60dca1d887e8f32e3acad39c307ae9196c5372db9888",
+    (True, "latex"): "d249ea9566a795644d956ad58e9be3bc799e52ed071e7da79fdbcbcab5f84ce6",
+    (True, "csv"): "a0600cd340e5009bf687b8364aca806d07b394ee75ead00492f57823c7890b6f",
+}
+
+
+@pytest.mark.parametrize(("with_records", "format"), GOLDEN)
+def test_the_table_of_the_rows_of_the_paper_is_unchanged_to_the_byte(with_records, format, capsys):
+    """A change of the output on purpose changes the README's table too; then put the new digests here."""
+    folder = [f"--records={CONFIGS.parent / 'experiments/results/table3_miniature'}"] if with_records else []
+    assert main([*folder, f"--format={format}"]) == 0
+    assert hashlib.sha256(capsys.readouterr().out.encode()).hexdigest() == GOLDEN[with_records, format]
+
+
+def test_rows_of_a_folder_show_their_settings_and_only_rows_of_the_paper_its_numbers(ablations, capsys):
+    rows, notes = table(capsys, ablations)
+    assert list(rows) == ["base", "c_n2", "f_short", "f_window"]
+    assert rows["c_n2"]["PPL (dev)"] == "6.11" and rows["f_short"]["PPL (dev)"] == ""
+    assert (rows["f_short"]["steps"], rows["f_short"]["steps ours"], rows["f_short"]["N ours"]) == ("", "5000", "")
+    assert not any(cell for column, cell in rows["f_window"].items() if column not in ("row", "seeds"))
+    assert "f_window: model.attention_window=8." in notes and "f_short:" not in notes and "c_n2:" not in notes
+
+
+def test_records_of_rows_that_the_paper_does_not_have_are_rows_of_their_own(tmp_path, ablations, capsys):
+    made = [trained("base", 5.0, 22.0), own_row("f_window", **{"model.attention_window": 8}),
+            own_row("g_deep", **{"model.num_layers": 12})]  # fmt: skip
+    folder = records(tmp_path, *made)
+    rows, notes = table(capsys, folder)
+    assert list(rows) == [*paper.TABLE_3, "f_window", "g_deep"]
+    assert (rows["g_deep"]["N ours"], rows["g_deep"]["PPL (dev)"], rows["g_deep"]["PPL (dev) ours"]) == (
+        "12", "", "6.5000"
+    )  # fmt: skip
+    assert "f_window: model.attention_window=8." in notes
+    rows, _ = table(capsys, folder, ablations)
+    assert list(rows) == ["base", "c_n2", "f_short", "f_window", "g_deep"]
+    assert main([folder]) == 0
+    assert "| g_deep | 12 |  |  |  |  |  |  |  |  |  | 6.50 |  | 20.00 |  | 63.0 | 1 |  |" in capsys.readouterr().out
+
+
+def test_the_correlation_and_the_figure_leave_out_rows_that_the_paper_does_not_have(tmp_path, capsys):
+    made = [trained("base", 5.0, 12), trained("a_h1", 6.0, 11), trained("c_n2", 9.0, 10), own_row("f_window")]
+    folder, path = records(tmp_path, *made), tmp_path / "figure.svg"
+    assert main([folder, f"--figure={path}"]) == 0
+    assert "PPL (dev): 1.00 (3 of 4 rows: those that the paper has)" in capsys.readouterr().out
+    drawn = path.read_text()
+    assert "<!-- a_h1 -->" in drawn and "f_window" not in drawn
+    assert "3 of 4 rows: those that the paper has" in drawn
+    assert main([records(tmp_path / "own", own_row("f_window")), f"--figure={path}"]) == 2
+    assert "--figure needs a record of one of the paper's rows" in capsys.readouterr().err
+
+
+def test_another_headline_than_bleu_is_shown_without_the_numbers_of_the_paper(tmp_path, ablations, capsys):
+    made = [
+        trained("base", 1.5, dev__headline="f1", dev__f1=0.9125),
+        trained("a_h1", 1.25, dev__headline="f1", dev__f1=0.5),
+    ]
+    for each in made:
+        del each["dev"]["sacrebleu"], each["dev"]["signature"]
+    rows, notes = table(capsys, records(tmp_path, *made), ablations)
+    assert (rows["base"]["f1 (dev) ours"], rows["base"]["BLEU (dev)"], rows["base"]["PPL (dev)"]) == ("0.9125", "", "")
+    assert (rows["base"]["N"], rows["base"]["N ours"], rows["a_h1"]["h ours"]) == ("", "6", "1")
+    assert "Headline: f1." in notes and "Spearman" not in notes
+    assert main([records(tmp_path, *made), ablations]) == 0
+    out = capsys.readouterr().out
+    assert "| BLEU (dev) | ours, f1 |" in out and "| 1.50 |  | 0.9125 |" in out

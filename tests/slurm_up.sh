@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A Slurm of one node on this machine, for tests: as root, without systemd, on the loopback interface alone.
+# Starts a one-node Slurm on this machine for the tests: as root, without systemd, on the loopback interface only.
 #
-#     experiments/slurm_up.sh up|down|status
+#     tests/slurm_up.sh up|down|status
 #     export SLURM_CONF=/tmp/slurm/slurm.conf      # printed by up; then sbatch, squeue and sinfo work
 #
-# Needs apt-get install slurm-wlm munge. SLURM_ROOT: where it keeps everything, /tmp/slurm by default.
+# Needs apt-get install slurm-wlm munge. All its files are in SLURM_ROOT, /tmp/slurm by default.
 set -euo pipefail
 
 root=${SLURM_ROOT:-/tmp/slurm}
@@ -31,7 +31,7 @@ SlurmctldLogFile=$root/slurmctld.log
 SlurmdLogFile=$root/slurmd.log
 StateSaveLocation=$root/state
 SlurmdSpoolDir=$root/spool
-# No cgroups: containers rarely let us make any.
+# No cgroups: containers rarely permit them.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -54,7 +54,7 @@ up() {
     (umask 077 && head -c 128 /dev/urandom >"$root/munge.key")
   fi
   write_config
-  # --force: a key that belongs to root is unusual, not wrong
+  # --force: munged objects to a key file owned by root
   munged --force --key-file="$root/munge.key" --socket="$root/munge.socket" --pid-file="$root/munged.pid" \
     --seed-file="$root/munge.seed" --log-file="$root/munged.log" 2>/dev/null
   slurmctld

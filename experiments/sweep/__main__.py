@@ -1,0 +1,168 @@
+"""Trains every config of a folder with several seeds, each trial in its own run folder DIR/ROW/seed_N.
+
+    python -m experiments.sweep table3 --workdir=DIR [--rows=base,a_h1] [--seeds=3] [--set train.train_steps=2000 …]
+
+Rows are the files of the folder; table3 is short for configs/table3. `--set SECTION.FIELD=VALUE` changes a field in all
+rows, `--set @NAME` applies configs/presets/NAME.py to all rows. Trials with the most steps start first. A sweep may be
+interrupted at any time: the same command resumes it, each trial from its last checkpoint. A trial that fails or hangs
+does not stop the others. The output of each trial is in its log.txt.
+
+Trials run on this machine, one per GPU; without GPUs, `--jobs` trials at a time share the CPU cores. With
+`--launcher=slurm` they run as Slurm jobs, which outlive this command; DIR must then be on a file system that all nodes
+share.
+
+Exit codes: 0 all finished, 2 bad arguments, config or data, 3 interrupted, 4 a trial failed.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from experiments.sweep.local import StopSignals, run_locally, worker_slots
+from experiments.sweep.plan import make_trials
+from experiments.sweep.slurm import SlurmQueue, run_on_slurm
+from experiments.sweep.status_table import StatusTable
+from experiments.sweep.trial_process import POLL_SECONDS, shell_exit_code, signal_on_parent_death
+from experiments.sweep.trials import FAILED, INTERRUPTED, RUNNING, WAITING, Trial
+from t2t_jax import signals
+from t2t_jax.errors import InputError, InterruptedRun, exit_code_of
+from t2t_jax.files import hold
+
+STANDARD_ERROR = 2
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Runs the trials that are not done and returns the exit code."""
+    trials = make_trials(options.configs, options.workdir, options.rows, options.seeds, options.set)
+    # The longest trials first, so that none of them runs alone at the end.
+    remaining = sorted((trial for trial in trials if not trial.is_done), key=lambda trial: -trial.train_steps)
+    if options.dry_run:
+        print("".join(f"{shlex.join(trial.command)}\n" for trial in remaining), end="")
+        return 0
+    launch = make_launcher(options)
+    options.workdir.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(options.workdir), caught_stop_signals() as stop_signals:
+        prepare_data(remaining, stop_signals)
+        table = StatusTable(trials)
+        for trial in trials:
+            if trial.is_done:
+                table.update(trial, *trial.outcome())
+        launch(remaining, table, stop_signals)
+    return report(table)
+
+
+def make_launcher(options: argparse.Namespace) -> Callable[[Sequence[Trial], StatusTable, StopSignals], None]:
+    """The function that runs the trials; checks the launcher's options."""
+    timeout = options.timeout_minutes
+    if not 0 < timeout < math.inf:
+        raise InputError(f"--timeout_minutes={timeout}: must be above 0 and finite")
+    if options.launcher == "slurm":
+        if options.jobs is not None:
+            raise InputError(f"--jobs={options.jobs}: is for this machine; with --launcher=slurm, Slurm decides")
+        queue = SlurmQueue(options.workdir, key_values("--slurm", options.slurm))
+        return lambda trials, table, stop_signals: run_on_slurm(trials, table, queue, timeout, stop_signals)
+    if options.slurm:
+        raise InputError(f"--slurm={options.slurm}: needs --launcher=slurm")
+    slots = worker_slots(options.jobs)
+    return lambda trials, table, stop_signals: run_locally(trials, table, slots, timeout, stop_signals)
+
+
+def key_values(option: str, text: str) -> dict[str, str]:
+    """Parses NAME=VALUE,NAME=VALUE."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    if not all(value for _, _, value in pairs):
+        raise InputError(f"{option}={text}: must be NAME=VALUE with commas between, as in partition=main,time=60")
+    return {name: value for name, _, value in pairs}
+
+
+@contextlib.contextmanager
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """File lock against a second launcher in this folder."""
+    lock = hold(folder / ".lock")
+    if lock is None:
+        raise InputError(f"--workdir: another sweep is running in {folder}; wait for it or choose another")
+    with lock:
+        yield
+
+
+@contextlib.contextmanager
+def caught_stop_signals() -> Iterator[list[int]]:
+    """A list of the stop signals received within the block, one per request to stop."""
+    received, requests = [], signals.Requests()
+
+    def on_signal(number: int) -> None:
+        if requests.add(number) > len(received):
+            received.append(number)
+
+    with signals.answered(on_signal):
+        yield received
+
+
+def prepare_data(trials: Sequence[Trial], stop_signals: StopSignals) -> None:
+    """Makes each token store once, before several trials try to; `main.py` reports what goes wrong."""
+    for trial in {json.dumps(trial.settings["data"], sort_keys=True): trial for trial in trials}.values():
+        process = subprocess.Popen(
+            trial.prepare_command, stdout=STANDARD_ERROR, preexec_fn=signal_on_parent_death(signal.SIGTERM)
+        )
+        while process.poll() is None:
+            if stop_signals:
+                process.terminate()
+            time.sleep(POLL_SECONDS)
+        if stop_signals:
+            raise InterruptedRun("interrupted while the data was prepared; the same command resumes")
+        if process.returncode:
+            raise SystemExit(shell_exit_code(process))
+
+
+def report(table: StatusTable) -> int:
+    """Prints the final status and returns the exit code."""
+    table.close()
+    unfinished = table.count(WAITING) + table.count(RUNNING) + table.count(INTERRUPTED)
+    if unfinished or table.count(FAILED):
+        print("the same command resumes the trials that are not finished", file=sys.stderr)
+    return 4 if table.count(FAILED) else 3 if unfinished else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.sweep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("configs", help="a folder of configs, such as table3")
+    add("--workdir", type=Path, required=True, metavar="DIR", help="the folder of the sweep")
+    add("--rows", help="train only these rows: a,b,c")
+    add("--seeds", type=int, default=1, metavar="N", help="train each row with the seeds 0 to N-1")
+    add("--set", nargs="+", action="extend", default=[], metavar="CHANGE", help="SECTION.FIELD=VALUE or @PRESET")
+    add("--launcher", choices=["local", "slurm"], default="local", help="where the trials run")
+    add("--jobs", type=int, metavar="N", help="number of trials at a time on this machine")
+    add(
+        "--slurm",
+        default="",
+        metavar="NAME=VALUE,…",
+        help="resources of each job, as parameters of submitit's SlurmExecutor; needs time=MINUTES",
+    )
+    add(
+        "--timeout_minutes",
+        type=float,
+        default=30.0,
+        metavar="M",
+        help="kill a trial that has written no output for this long",
+    )
+    add("--dry_run", action="store_true", help="print the commands of the trials that are not done, and run nothing")
+    options = parser.parse_args(argv)
+    return exit_code_of(lambda: sweep(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""The rows of Table 3: the paper's cells and ours, statistics over the seeds, rank correlation with the paper."""
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import paper
+from experiments.records import Record, fields_of, need_scores, where_of
+from experiments.scores import SACREBLEU, headline
+from experiments.sweep.plan import parse_config, row_files
+from t2t_jax.errors import InputError
+
+# Columns: settings by the paper's names, and what is measured.
+SETTINGS = {"num_layers": "model.num_layers", "d_model": "model.d_model", "d_ff": "model.d_ff",
+            "num_heads": "model.num_heads", "d_k": "model.d_k", "d_v": "model.d_v", "dropout": "model.dropout",
+            "label_smoothing": "train.label_smoothing", "train_steps": "train.train_steps"}  # fmt: skip
+MEASURED = {"perplexity": "PPL (dev)", "bleu": "BLEU (dev)", "parameters": "params ×10⁶"}
+SCORES = ("perplexity", "bleu")  # measured columns that vary with the seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the table: the cells that the paper prints, and ours."""
+
+    name: str
+    printed: dict[str, Any]  # empty where the paper has no such row
+    records: list[Record]  # one per seed
+    settings: dict[str, Any]  # ours, of the columns that the paper fills in this row and of those that differ from base
+    other_changes: dict[str, Any]  # config fields without a column that differ from base
+
+    def measured(self, column: str) -> list[float]:
+        """One value per seed. In the BLEU column, ours is the headline score."""
+        if column == "parameters":
+            return [record["parameters"] / 1e6 for record in self.records]
+        if column == "bleu":
+            return [headline(record["dev"], where_of(record, "dev")).value for record in self.records]
+        return [record["dev"][column] for record in self.records]
+
+    def mean_and_deviation(self, column: str) -> list[float]:
+        """Mean and standard deviation (n − 1) over the seeds; of one seed only the value, without seeds nothing."""
+        values = self.measured(column)
+        deviation = [statistics.stdev(values)] if len(values) > 1 and column in SCORES else []
+        return [statistics.mean(values), *deviation] if values else []
+
+    @property
+    def p_value(self) -> float | None:
+        """The largest over the seeds, of the paired bootstrap against the base of the same seed."""
+        values = [record["against_base"]["p_value"] for record in self.records if "against_base" in record]
+        return max(values) if values else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """All rows, and the name of the headline score that they have in common."""
+
+    rows: list[Row]
+    headline: str
+
+    @property
+    def trained(self) -> list[Row]:
+        """The rows with records."""
+        return [row for row in self.rows if row.records]
+
+    @property
+    def comparable(self) -> list[Row]:
+        """The rows with records and with the paper's numbers."""
+        return [row for row in self.trained if row.printed]
+
+    @property
+    def is_translation(self) -> bool:
+        return self.headline == SACREBLEU
+
+
+def make_table(records: Sequence[Record], configs: str) -> Table:
+    """The rows of a folder of configs and of the records: the paper's in its order, then the folder's others, by name.
+
+    The paper's cells are shown for rows of its names, unless our headline is another score than BLEU: the runs are then
+    of another task.
+    """
+    name = check(records)
+    printed = paper.TABLE_3 if name == SACREBLEU else {}
+    files = row_files(configs)
+    by_row: dict[str, list[Record]] = {}
+    for record in records:
+        by_row.setdefault(record["row"], []).append(record)
+    names = [row for row in paper.TABLE_3 if row in files or row in by_row]
+    names += [row for row in [*files, *by_row] if row not in paper.TABLE_3]
+    rows = [_row(row, printed.get(row, {}), by_row, files) for row in dict.fromkeys(names)]
+    return Table(rows, name)
+
+
+def check(records: Sequence[Record]) -> str:
+    """Returns the name of the headline score. Refuses records that do not make one table.
+
+    That is: a seed twice, seeds of one row with different configs or steps, averaged checkpoints, different headlines.
+    """
+    first: dict[str, Record] = {}
+    seen = set()
+    for record in records:
+        row, name = record["row"], f"{record['row']}, seed {record['seed']}"
+        _check_scores(record)
+        if (row, record["seed"]) in seen:
+            raise InputError(f"records: {name} is there twice; remove one")
+        seen.add((row, record["seed"]))
+        if len(record["averaged_steps"]) != 1:
+            raise InputError(
+                f"records: {name} is an average of {len(record['averaged_steps'])} checkpoints; Table 3 takes the last "
+                "alone (checkpoint.average_last=1)"
+            )
+        other = first.setdefault(row, record)
+        if (record["config"], record["steps"]) != (other["config"], other["steps"]):
+            raise InputError(
+                f"records: {name} and seed {other['seed']} differ in config or steps; one row has one of each"
+            )
+    names = sorted({headline(record["dev"], where_of(record, "dev")).name for record in records})
+    if len(names) > 1:
+        raise InputError(f"records: the headline scores are {' and '.join(names)}; give records of one task")
+    return names[0] if names else SACREBLEU
+
+
+def _check_scores(record: Record) -> None:
+    is_translation = headline(record["dev"], where_of(record, "dev")).name == SACREBLEU
+    need_scores(record, "dev", ("perplexity", *(("signature", "sentences") if is_translation else ())))
+
+
+def _row(name: str, printed: dict[str, Any], by_row: dict[str, list[Record]], files: dict[str, Path]) -> Row:
+    """Without records, only a row that the paper does not have shows our settings: those of its config."""
+    records = by_row.get(name, [])
+    if printed and not records:
+        return Row(name, printed, [], {}, {})
+    if records:
+        config, base = _trained_config(records), _trained_config(by_row.get("base", []))
+    else:
+        config, base = _read_config(files[name]), _read_config(files["base"]) if "base" in files else {}
+    if name == "base":
+        base = {}
+    settings = {
+        column: config[field]
+        for column, field in SETTINGS.items()
+        if column in printed or config[field] != base.get(field)
+    }
+    other_changes = {
+        field: value
+        for field, value in config.items()
+        if base and field not in SETTINGS.values() and value != base.get(field)
+    }
+    return Row(name, printed, records, settings, other_changes)
+
+
+def _trained_config(records: list[Record]) -> dict[str, Any]:
+    """{'SECTION.FIELD': value} of the runs of a row; empty without records."""
+    return records[0]["config"] | {"train.train_steps": records[0]["steps"]} if records else {}
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    """The same fields of a config file."""
+    config = parse_config(file).to_dict()
+    return fields_of(config) | {"train.train_steps": config["train"]["train_steps"]}
+
+
+# --- Rank correlation --------------------------------------------------------------------------------------
+
+
+def correlation(table: Table, column: str) -> str:
+    """Spearman's correlation of our column with the paper's, and the rows that it is computed from."""
+    rows = table.comparable
+    value = spearman([row.printed[column] for row in rows], [row.mean_and_deviation(column)[0] for row in rows])
+    count = f"{len(rows)} rows"
+    if len(rows) < len(table.trained):
+        count = f"{len(rows)} of {len(table.trained)} rows: those that the paper has"
+    return f"{'undefined' if value is None else f'{value:.2f}'} ({count})"
+
+
+def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Spearman's rank correlation; ties get their average rank. None if all values of one side are equal."""
+    ranks = np.stack([_ranks(x), _ranks(y)])
+    if len(x) < 2 or (np.ptp(ranks, axis=1) == 0).any():
+        return None
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def _ranks(values: Iterable[float]) -> np.ndarray:
+    values = np.asarray(values, float)
+    below, equal = values[:, None] > values, values[:, None] == values
+    return below.sum(1) + (equal.sum(1) + 1) / 2
