@@ -88,7 +88,7 @@ def test_pairs_and_prefixes_beyond_the_limit_are_refused_by_their_line(short_lim
         with pytest.raises(InputError, match=f"{place}: 11 subwords, which must be at most 8; split the line"):
             short_limits.score(pairs)
     with pytest.raises(InputError, match="reference, line 2: 11 subwords"):
-        short_limits.check_lengths(source=["one", "two"], reference=["one", LONG])
+        short_limits.check_lengths(["one", "two"], ["one", LONG])
     with pytest.raises(InputError, match="prefix, line 5: 11 subwords"):
         short_limits.translate(["one"], prefixes=[LONG], first_line=5)
 

@@ -118,7 +118,7 @@ def test_an_ensemble_averages_probabilities(translator):
     (model,), (params,) = translator.ensemble
     other = tiny.sharp_variables(model, seed=2)["params"]
     make = lambda *members: Translator(
-        Ensemble((model,) * len(members), members), translator.vocabularies.target, max_length=256, mesh=translator.mesh
+        Ensemble((model,) * len(members), members), translator.vocabularies, max_length=256, mesh=translator.mesh
     )
     twice, both = make(params, params), make(params, other)
     for expected, found in zip(translator.translate(SENTENCES), twice.translate(SENTENCES), strict=True):
