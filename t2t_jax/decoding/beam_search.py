@@ -146,8 +146,8 @@ def _extend(
 ) -> tuple[Search, Int[Array, "B W"]]:
     """The search after one more token, and the parent of each hypothesis that is alive then."""
     next_tokens = _next_tokens(search, logits, options, eos)
-    # How many hypotheses of earlier groups have chosen each token at this step. Only those that stay alive are counted,
-    # so EOS is not penalised. (In a group of one hypothesis it is: EOS may be its only candidate.)
+    # How many hypotheses of earlier groups have chosen each token at this step. Only those that are alive are counted:
+    # EOS is never penalised, and a group that has ended does not influence the others.
     counts = jnp.zeros((len(logits), logits.shape[-1]))
     extended, parents = [], []
     for group in range(options.groups):
@@ -155,7 +155,8 @@ def _extend(
         members = _group_members(search, beams, _slice(group, options.finished_per_group))
         penalty = options.diversity * counts if group else None
         members, group_parents = _extend_group(members, next_tokens.of(beams), penalty, options, eos)
-        counts = counts.at[jnp.arange(len(counts))[:, None], members.last_tokens].add(1.0)
+        is_alive = (members.alive.log_probs > NEG_INF).astype(counts.dtype)
+        counts = counts.at[jnp.arange(len(counts))[:, None], members.last_tokens].add(is_alive)
         extended.append(members)
         parents.append(group_parents + group * options.group_size)
     return where_rows(search.running, _join_groups(search, extended), search), jnp.concatenate(parents, axis=1)

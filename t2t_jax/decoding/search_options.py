@@ -45,6 +45,8 @@ class SearchOptions:
         check_ranges(_RANGES, self)
         if self.n_best > self.beam_size and not self.sampling:
             raise InputError(f"n_best must be between 1 and beam_size={self.beam_size}; got {self.n_best}")
+        if self.sampling and self.groups > 1:
+            raise InputError(f"groups={self.groups} is for beam search, samples are independent; leave it at 1")
         if self.beam_size % self.groups:
             raise InputError(f"groups must divide beam_size={self.beam_size}; got {self.groups}")
 

@@ -373,6 +373,14 @@ def test_groups_repeat_the_same_search_without_diversity_and_differ_with_it():
     assert len(set(first_tokens)) == 3, "a penalty of 4 is more than any difference between these probabilities"
 
 
+def test_groups_of_one_hypothesis_never_penalise_eos_and_do_not_count_once_they_have_ended():
+    """The first group ends at once, so the second searches as if it were alone: greedily, and with EOS the likeliest."""
+    log_probs = np.log(np.tile([1e-9, 0.5, 0.3, 0.2 - 1e-9], (4, 1)))[None]
+    alone = listed(search(log_probs, [4], beam_size=1, n_best=1))
+    assert alone == [((EOS,), pytest.approx(np.log(0.5), rel=1e-5))]
+    assert listed(search(log_probs, [4], beam_size=2, groups=2, n_best=2, diversity=1.0)) == alone * 2
+
+
 def test_frequencies_of_samples_are_the_probabilities_of_the_chain():
     """A sample that reaches the length limit is unfinished and has as many tokens as the limit."""
     log_probs = random_chains(2, sharpness=0.5)
@@ -408,6 +416,7 @@ def test_top_tokens_are_those_of_a_stable_sort(vocab, chunks):
         ({"diversity": float("nan")}, "diversity must be finite, at least 0; got nan"),
         ({"min_length": 10**30}, r"min_length must be at least 0 and at most 100000; got an integer of 100 bits"),
         ({"groups": 3}, "groups must divide beam_size=4; got 3"),
+        ({"sampling": Sampling(), "n_best": 4, "groups": 2}, "groups=2 is for beam search, samples are independent"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0 and at most 100; got -1"),
     ],
 )
