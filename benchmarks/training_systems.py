@@ -203,7 +203,9 @@ def patch_library(variant: JaxStep) -> None:
         layers.keep_mask = lambda key, probability, shape, rows: jax.random.bernoulli(key, probability, shape)
 
 
-def cross_entropy_of_all_logits(y: Any, table: Any, targets: Any, label_smoothing: float) -> tuple[Any, Any, Any]:
+def cross_entropy_of_all_logits(
+    y: Any, table: Any, targets: Any, label_smoothing: float, devices: int = 1
+) -> tuple[Any, Any, Any]:
     """`t2t_jax.training.loss.cross_entropy` unchunked: materialises the logits [B, T, vocab]."""
     import jax
     import jax.numpy as jnp
