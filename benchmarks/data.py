@@ -44,23 +44,23 @@ def main() -> None:
 
 def preparing(directory: Path, count: int) -> dict[str, float]:
     """Two text files → a token store."""
-    measure.alone(write_text, directory, count)
-    (kept, vocabulary_seconds), seconds, gib = measure.alone(prepare, directory)
+    measure.run_in_process(write_text, directory, count)
+    (kept, vocabulary_seconds), seconds, gib = measure.run_in_process(prepare, directory)
     seconds_per_pair = (seconds - vocabulary_seconds) / count
     print(f"\npreparing {count:,} pairs, all rules on: {count / seconds:,.0f} pairs/s, {gib:.2f} GiB; {kept:,} kept")
     print(f"    {vocabulary_seconds:.0f} s for the vocabulary, then {1 / seconds_per_pair:,.0f} pairs/s")
     for name, pairs in WMT14.items():
         minutes = (vocabulary_seconds + pairs * seconds_per_pair) / 60
         print(f"    {name}, {pairs:,} pairs, at this speed: {minutes:.0f} minutes")
-    _, taken, keys_gib = measure.alone(find_duplicates, WMT14["English-French"])
+    _, taken, keys_gib = measure.run_in_process(find_duplicates, WMT14["English-French"])
     print(f"    duplicates among {WMT14['English-French']:,} pairs: {taken:.0f} s, {keys_gib:.2f} GiB", flush=True)
     return {"prepare_pairs_per_second": count / seconds, "prepare_gib": gib, "duplicates_36m_gib": keys_gib}
 
 
 def loading(directory: Path) -> dict[str, float]:
     """A token store in the page cache → batches, on one core."""
-    (speed, digest), _, _ = measure.alone(load, directory)
-    (_, again), _, _ = measure.alone(load, directory)
+    (speed, digest), _, _ = measure.run_in_process(load, directory)
+    (_, again), _, _ = measure.run_in_process(load, directory)
     print(f"\nloading: {speed:,.0f} target tokens/s on one core; the same batches again: {digest == again}", flush=True)
     return {"load_target_tokens_per_second": speed}
 
@@ -69,7 +69,7 @@ def plans() -> dict[str, float]:
     """Lengths of 36 million pairs → the batch plan of an epoch."""
     results = {}
     for name, packing in (("plan_36m", False), ("packed_plan_36m", True)):
-        _, seconds, gib = measure.alone(plan, WMT14["English-French"], packing)
+        _, seconds, gib = measure.run_in_process(plan, WMT14["English-French"], packing)
         print(f"{name}: {seconds:.1f} s, {gib:.2f} GiB", flush=True)
         results |= {f"{name}_seconds": seconds, f"{name}_gib": gib}
     return results
@@ -78,10 +78,10 @@ def plans() -> dict[str, float]:
 def padding() -> dict[str, float]:
     """The fraction of padding in the batches of an epoch."""
     print(f"\npadding at {TOKENS_PER_BATCH:,} tokens a batch\n{'compiled shapes':>16}{'padding':>10}")
-    fractions = {shapes: measure.alone(padded, WMT14["English-French"], shapes, False)[0] for shapes in SHAPES}
+    fractions = {shapes: measure.run_in_process(padded, WMT14["English-French"], shapes, False)[0] for shapes in SHAPES}
     for shapes, fraction in fractions.items():
         print(f"{shapes:>16}{fraction:>10.2%}")
-    packed, _, _ = measure.alone(padded, WMT14["English-French"], 1, True)
+    packed, _, _ = measure.run_in_process(padded, WMT14["English-French"], 1, True)
     print(f"{'1, packed':>16}{packed:>10.2%}", flush=True)
     by_shapes = {f"padding_{shapes}_shapes": fraction for shapes, fraction in fractions.items()}
     return by_shapes | {"padding_bucketed": fractions[max(SHAPES)], "padding_packed": packed}

@@ -101,7 +101,7 @@ def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> float:
     return statistics.median(a / b for a, b in zip(seconds[ours], seconds[peer], strict=True))
 
 
-def alone(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float, float]:
+def run_in_process(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float, float]:
     """(returned value, seconds, peak memory in GiB) of a function in its own process, child processes included."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe()

@@ -57,14 +57,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=["dense", "lengths", "ablations"], help="only these tables")
     arguments = parser.parse_args()
 
-    (device, kind), _, _ = measure.alone(accelerator)
+    (device, kind), _, _ = measure.run_in_process(accelerator)
     chosen = {name: getattr(arguments, name) for name in ("rounds", "model", "tokens", "corpus")}
     conditions = measure.conditions(["jax", "flax", "torch"]) | {"device": kind} | chosen
     print(conditions, flush=True)
     with tempfile.TemporaryDirectory() as directory:
         initial = f"{directory}/initial.npz"
         setting = Setting(shape_of(arguments.model), VOCAB, arguments.tokens, arguments.rounds, device, initial)
-        measure.alone(write_initial, setting)
+        measure.run_in_process(write_initial, setting)
         tables = {
             "dense": dense,
             "lengths": lambda setting: lengths(setting, *training_batches.sentences(arguments.corpus, VOCAB)),

@@ -4,7 +4,7 @@
         [--format=markdown|latex|csv] [--figure=FILE.png|FILE.svg]
 
 FOLDER holds records; SWEEP holds runs, ROW/seed_N. The rows are the configs of the folder --configs and the rows of the
-records. A row that the paper has shows the paper's cells, and ours where there are records; other rows show ours alone.
+records. A row that the paper has shows the paper's cells, and ours where there are records; other rows show only ours.
 An empty setting is that of base. In Markdown and LaTeX, "a → b" is the paper's value and ours; CSV has two columns.
 
 Our BLEU is sacreBLEU of the dev set; the paper's is tokenised, with compounds split, and perplexity depends on the

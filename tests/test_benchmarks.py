@@ -76,14 +76,14 @@ def exit_silently():
     os._exit(1)
 
 
-def test_alone_returns_the_peak_memory_and_notices_a_process_that_exits_silently():
+def test_run_in_process_returns_the_peak_memory_and_notices_a_process_that_exits_silently():
     parents = np.ones(2**27)  # 1 GiB of the parent process, which must not count
-    little, more = measure.alone(fill_memory, 1), measure.alone(fill_memory, 300)
+    little, more = measure.run_in_process(fill_memory, 1), measure.run_in_process(fill_memory, 300)
     assert (little[0], more[0]) == (2**20, 300 * 2**20)
     assert more[2] - little[2] == pytest.approx(299 / 1024, rel=0.1)
     assert more[2] < parents.nbytes / 2**30
     with pytest.raises(RuntimeError, match="exit_silently ended without an answer"):
-        measure.alone(exit_silently)
+        measure.run_in_process(exit_silently)
 
 
 def sentences(*lengths):

@@ -102,7 +102,7 @@ class SlurmQueue:
 def run_on_slurm(
     trials: Sequence[Trial], table: StatusTable, queue: SlurmQueue, timeout_minutes: float, stop_signals: StopSignals
 ) -> None:
-    """Submits the trials that have no job yet and follows all jobs to their end. A signal stops the launcher alone."""
+    """Submits the trials that have no job yet and follows all jobs to their end. A signal stops only the launcher."""
     states = queue.job_states()
     for trial in trials:
         if queue.job_id(trial) not in states:
