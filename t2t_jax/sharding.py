@@ -148,7 +148,7 @@ def _check_processes(coordinator: str, num_processes: int, process_id: int) -> N
 
 
 def is_main() -> bool:
-    """Whether this is process 0, the only one that writes files and prints."""
+    """Whether this is process 0, the only one that writes the run folder and prints results."""
     return jax.process_index() == 0
 
 

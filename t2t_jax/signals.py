@@ -90,7 +90,7 @@ def answered(answer: Callable[[int], None]) -> Iterator[None]:
 
 
 def _wake(*_) -> None:
-    """Does nothing: the thread of `answer_with` has handled the signal by the time Python calls this."""
+    """Does nothing: the thread of `answer_with` handles the signal, without waiting for Python to call this."""
 
 
 def end_at_once(number: int) -> None:
