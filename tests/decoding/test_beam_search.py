@@ -374,7 +374,7 @@ def test_groups_repeat_the_same_search_without_diversity_and_differ_with_it():
 
 
 def test_groups_of_one_hypothesis_never_penalise_eos_and_do_not_count_once_they_have_ended():
-    """The first group ends at once, so the second searches as if it were alone: greedily, and with EOS the likeliest."""
+    """The first group ends at once, so the second searches greedily, as if it were alone."""
     log_probs = np.log(np.tile([1e-9, 0.5, 0.3, 0.2 - 1e-9], (4, 1)))[None]
     alone = listed(search(log_probs, [4], beam_size=1, n_best=1))
     assert alone == [((EOS,), pytest.approx(np.log(0.5), rel=1e-5))]
