@@ -1,4 +1,4 @@
-"""The drawing in the README stays true: a file imports only from lower levels or from its own room."""
+"""The levels of docs/architecture.md: a file imports only from lower levels or from its own package."""
 
 import ast
 from pathlib import Path
@@ -37,8 +37,8 @@ NO_JAX = (
 )  # fmt: skip
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
 
-ROOMS = ("t2t_jax", "configs", "benchmarks", "experiments")
-FILES = sorted([*(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py")), ROOT / "main.py"])
+PACKAGES = ("t2t_jax", "configs", "benchmarks", "experiments")
+FILES = sorted([*(path for package in PACKAGES for path in ROOT.glob(f"{package}/**/*.py")), ROOT / "main.py"])
 
 
 def module(path):
@@ -46,9 +46,9 @@ def module(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room(name):
+def package_of(name):
     """The longest known prefix of a module's name."""
-    known = [room for room in LEVELS if name == room or name.startswith(room + ".")]
+    known = [package for package in LEVELS if name == package or name.startswith(package + ".")]
     return max(known, key=len)
 
 
@@ -70,16 +70,16 @@ def test_arrows_point_down(path):
         return  # `t2t_jax.load` is the one name it lends from above
     for imported in imports(path):
         if imported.split(".")[0] in ("t2t_jax", "configs", "main", "benchmarks", "experiments", "tests"):
-            below, here = room(imported), room(name)
+            below, here = package_of(imported), package_of(name)
             assert below == here or LEVELS[below] < LEVELS[here], f"{name} imports {imported}"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(module(p)) in NO_JAX], ids=module)
+@pytest.mark.parametrize("path", [p for p in FILES if package_of(module(p)) in NO_JAX], ids=module)
 def test_host_code_knows_no_jax(path):
     assert JAX.isdisjoint(name.split(".")[0] for name in imports(path))
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if room(module(p)) == "configs"], ids=module)
+@pytest.mark.parametrize("path", [p for p in FILES if package_of(module(p)) == "configs"], ids=module)
 def test_configs_import_ml_collections_and_other_configs_only(path):
     assert {name.split(".")[0] for name in imports(path)} <= {"ml_collections", "configs"}
 

@@ -219,15 +219,15 @@ def test_all_damaged_checkpoints_are_an_error_and_never_a_silent_restart(checkpo
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         ({"kernel": jnp.zeros((3, 5)), "bias": jnp.zeros(4)}, r"layer/kernel is float32\[3, 4\] there, float32"),
         ({"kernel": jnp.zeros((3, 4), jnp.bfloat16), "bias": jnp.zeros(4)}, r"layer/kernel is .* there, bfloat16"),
         ({"kernel": jnp.zeros((3, 4))}, r"layer/bias is float32\[4\] there, None here"),
     ],
 )  # fmt: skip
-def test_other_shapes_dtypes_or_parameters_are_refused_by_name(checkpoints, other, said):
-    with pytest.raises(InputError, match=said):
+def test_other_shapes_dtypes_or_parameters_are_refused_by_name(checkpoints, other, message):
+    with pytest.raises(InputError, match=message):
         checkpoints.restore(40, jax.eval_shape(lambda: {"layer": other}))
 
 
@@ -254,12 +254,12 @@ def test_averages_are_chosen_by_count_or_by_step_and_replaced(checkpoints, tmp_p
     done = average_run(checkpoints.directory, averaged, last=None, steps=[20, 40])
     jax.tree.map(np.testing.assert_array_equal, done.params, tree(30.0))
     assert Checkpoints(averaged).steps() == [40]
-    for arguments, said in [
+    for arguments, message in [
         ({"last": 4, "steps": None}, "last must be between 1 and the 3 checkpoints"),
         ({"last": None, "steps": None}, "give either"),
         ({"last": None, "steps": [20, 25]}, "has no checkpoint 25; it has 20, 30, 40"),
     ]:
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             average_run(checkpoints.directory, averaged, **arguments)
 
 

@@ -77,7 +77,7 @@ def test_quickstart_changes_only_values_of_size_data_and_schedule():
 
 
 def test_checks_name_the_field_and_the_value():
-    for field, value, said in [
+    for field, value, message in [
         ("data.tokens_per_batch", 0, "data.tokens_per_batch must be at least 1 and at most 1000000000; got 0"),
         ("train.dtype", "bf16", "train.dtype: unknown value 'bf16'; did you mean 'bfloat16'"),
         ("train.label_smoothing", 1.0, "train.label_smoothing must be at least 0 and below 1; got 1.0"),
@@ -87,5 +87,5 @@ def test_checks_name_the_field_and_the_value():
         config = base_ende.get_config()
         section, name = field.split(".")
         config[section][name] = value
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             check(config)

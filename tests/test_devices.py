@@ -191,13 +191,13 @@ def test_the_memory_estimate_is_that_of_the_largest_batch_shape():
 
 
 def test_out_of_memory_is_one_line_that_names_the_field():
-    said = "data.tokens_per_batch: out of memory .*lower data.tokens_per_batch"
-    with pytest.raises(InputError, match=said), engine.out_of_memory():
+    message = "data.tokens_per_batch: out of memory .*lower data.tokens_per_batch"
+    with pytest.raises(InputError, match=message), engine.out_of_memory():
         jax.numpy.zeros((1 << 50,), jax.numpy.int8).block_until_ready()
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"machine__model_parallel": 3}, "machine.model_parallel=3 must divide model.num_heads=2"),
         ({"machine__engine": "pmap", "machine__shard_state": True}, "shard_state=True needs machine.engine='jit'"),
@@ -206,8 +206,8 @@ def test_out_of_memory_is_one_line_that_names_the_field():
         ({"machine__peak_tflops": -1.0}, "machine.peak_tflops must be at least 0"),
     ],
 )  # fmt: skip
-def test_settings_that_the_devices_do_not_support_are_refused_by_field(one, changes, said):
-    with pytest.raises(InputError, match=said):
+def test_settings_that_the_devices_do_not_support_are_refused_by_field(one, changes, message):
+    with pytest.raises(InputError, match=message):
         check(changed(one[0], **changes))
 
 

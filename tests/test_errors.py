@@ -22,7 +22,7 @@ def test_a_range_contains_its_ends_unless_they_are_open():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"count": 11}, "sizes.count must be at least 1 and at most 10; got 11"),
         ({"count": 10**9999}, r"sizes.count must be at least 1 and at most 10; got an integer of 33216 bits"),
@@ -33,6 +33,6 @@ def test_a_range_contains_its_ends_unless_they_are_open():
         ({"share": math.nan}, "sizes.share must be finite, above 0 and below 1; got nan"),
     ],
 )
-def test_a_value_out_of_range_is_refused_with_field_value_and_range(values, said):
-    with pytest.raises(InputError, match=f"^{said}$"):
+def test_a_value_out_of_range_is_refused_with_field_value_and_range(values, message):
+    with pytest.raises(InputError, match=f"^{message}$"):
         Sizes(**values)

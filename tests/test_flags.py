@@ -49,7 +49,7 @@ def test_a_flag_that_the_mode_does_not_use_is_refused(mode):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("get_config = lambda: None", r"get_config\(\) must return a ConfigDict; got NoneType"),
         ("get_config = lambda: {'model': {}}", r"get_config\(\) must return a ConfigDict; got dict"),
@@ -65,10 +65,10 @@ def test_a_flag_that_the_mode_does_not_use_is_refused(mode):
          "decode.beam_size must be of type int; got 4.5"),
     ],
 )  # fmt: skip
-def test_a_file_without_a_valid_config_is_refused(tmp_path, caplog, monkeypatch, content, said):
+def test_a_file_without_a_valid_config_is_refused(tmp_path, caplog, monkeypatch, content, message):
     monkeypatch.delitem(sys.modules, "config_config", raising=False)  # where ml_collections puts the file's names
     (tmp_path / "config.py").write_text(content)
-    with pytest.raises(InputError, match=f"^--config={re.escape(str(tmp_path))}/config.py: {said}") as refused:
+    with pytest.raises(InputError, match=f"^--config={re.escape(str(tmp_path))}/config.py: {message}") as refused:
         parse(f"--config={tmp_path}/config.py")
     assert "\n" not in str(refused.value) and not caplog.records
 

@@ -45,7 +45,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "--mode=train needs --config, for example --config=configs/quickstart.py"),
         ([QUICKSTART], "--mode=train needs --workdir"),
@@ -84,10 +84,10 @@ def run(tmp_path_factory):
         ([QUICKSTART, "--workdir=WORK", "--process_id=1"], "several processes need --coordinator and --num_processes"),
     ],
 )  # fmt: skip
-def test_every_mistake_is_one_line_and_exit_code_2(command, tmp_path, arguments, said):
+def test_every_mistake_is_one_line_and_exit_code_2(command, tmp_path, arguments, message):
     code, output, errors = command(*(a.replace("WORK", str(tmp_path / "work")) for a in arguments))
     assert code == 2 and output == ""
-    assert len(errors.splitlines()) == 1 and errors.startswith("error: ") and said in errors
+    assert len(errors.splitlines()) == 1 and errors.startswith("error: ") and message in errors
 
 
 def test_help_names_the_modes_and_the_config(command):
@@ -102,13 +102,13 @@ def test_a_config_that_does_not_run_is_one_line(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["--mode=translate"], "workdir:"), ([QUICKSTART, "--distributed"], "--distributed:")]
+    ("arguments", "message"), [(["--mode=translate"], "workdir:"), ([QUICKSTART, "--distributed"], "--distributed:")]
 )
-def test_a_real_process_exits_with_2_and_no_traceback(tmp_path, arguments, said):
+def test_a_real_process_exits_with_2_and_no_traceback(tmp_path, arguments, message):
     command = [sys.executable, "main.py", *arguments, f"--workdir={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {said}") and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"error: {message}") and len(done.stderr.splitlines()) == 1
 
 
 def test_the_run_folder_holds_what_the_contract_says(run):
@@ -147,9 +147,9 @@ def test_profiled_steps_are_traced_and_utilisation_refers_to_the_configured_peak
     seconds = [record["step_seconds"] + record["input_seconds"] for record in records]
     computed = sum(record["flops_utilisation"] * taken * 1e9 for record, taken in zip(records, seconds, strict=True))
     assert computed == pytest.approx(result["training_flops"], rel=1e-6)
-    for steps, said in (("3", "must be first,last"), ("6,7", "must be among the steps to come, 7 to 6")):
+    for steps, message in (("3", "must be first,last"), ("6,7", "must be among the steps to come, 7 to 6")):
         code, _, errors = command(*arguments, f"--profile_steps={steps}")
-        assert code == 2 and f"--profile_steps={steps}: {said}" in errors
+        assert code == 2 and f"--profile_steps={steps}: {message}" in errors
 
 
 def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, run):
@@ -178,7 +178,7 @@ def test_translate_jsonl_has_every_field(command, run):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stdin", "said"),
+    ("arguments", "stdin", "message"),
     [
         (["--n_best=9"], b"one\n", "n_best must be between 1 and beam_size=4; got 9"),
         (["--beam_size=100000"], b"one\n", "beam_size must be at least 1 and at most 256; got 100000"),
@@ -191,9 +191,9 @@ def test_translate_jsonl_has_every_field(command, run):
         ([], b"one\ntwo\nthr\xe9e\n", "standard input, line 3: not valid UTF-8 (byte 0xe9)"),
     ],
 )
-def test_mistakes_in_translating_are_one_line(command, run, arguments, stdin, said):
+def test_mistakes_in_translating_are_one_line(command, run, arguments, stdin, message):
     code, _, errors = command("--mode=translate", f"--workdir={run}", *arguments, stdin=stdin)
-    assert code == 2 and said in errors.splitlines()[-1]
+    assert code == 2 and message in errors.splitlines()[-1]
 
 
 def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
@@ -247,10 +247,10 @@ def test_score_prints_one_object_for_each_pair(command, run, tmp_path):
 def test_a_step_is_a_number_last_or_averaged_and_printed(command, run):
     """A step number is that checkpoint, not the averaged one with the same number."""
     found = {}
-    for step, said in (("6", "checkpoint 6"), ("last", "checkpoint 6"), ("averaged", "averaged checkpoint 6")):
+    for step, message in (("6", "checkpoint 6"), ("last", "checkpoint 6"), ("averaged", "averaged checkpoint 6")):
         arguments = ("--mode=translate", f"--workdir={run}", f"--step={step}", "--output_format=jsonl")
         code, output, errors = command(*arguments, stdin=b"one two\n")
-        assert code == 0 and f"{run}: {said}\n" in errors
+        assert code == 0 and f"{run}: {message}\n" in errors
         found[step] = json.loads(output)["hypotheses"][0]["log_prob"]
     assert found["6"] == found["last"] != found["averaged"]
 
@@ -333,20 +333,20 @@ def test_translate_takes_every_option_of_the_search(command, run, tmp_path):
 
 def test_mistakes_in_the_options_of_the_search_are_one_line(command, run, tmp_path):
     (tmp_path / "prefix.txt").write_text("drei\n")
-    for arguments, said in [
+    for arguments, message in [
         (["--groups=3"], "groups must divide beam_size=4; got 3"),
         (["--sample", "--top_p=2"], "top_p must be at least 1e-06 and at most 1; got 2.0"),
         ([f"--target_prefix={tmp_path}/prefix.txt"], "--target_prefix has 1 lines, standard input more"),
         ([f"--target_prefix={tmp_path}/none.txt"], "target_prefix: no file"),
     ]:
         code, output, errors = command("--mode=translate", f"--workdir={run}", *arguments, stdin=b"one\ntwo\n")
-        assert code == 2 and len(output.splitlines()) < 2 and said in errors.splitlines()[-1], errors
-    for output, said in (("none/scores.json", "no folder"), ("", "is a folder")):
+        assert code == 2 and len(output.splitlines()) < 2 and message in errors.splitlines()[-1], errors
+    for output, message in (("none/scores.json", "no folder"), ("", "is a folder")):
         code, _, errors = command("--mode=evaluate", f"--workdir={run}", f"--output={tmp_path}/{output}")
         assert (
             code == 2
             and errors.startswith(f"error: output={tmp_path}")
-            and said in errors
+            and message in errors
             and len(errors.splitlines()) == 1
         )
     code, _, errors = command("--mode=evaluate", f"--workdir={run},{run}")

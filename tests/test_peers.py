@@ -80,9 +80,9 @@ def end_within(processes, seconds):
 def test_a_killed_process_is_detected_at_once(start, lost):
     processes = start("wait", "wait", "wait")
     processes.pop(lost).kill()
-    for code, said in end_within(processes, 1.5):
-        assert code == 3 and said.startswith(f"error: process {lost} on ") and "is gone" in said
-        assert len(said.splitlines()) == 1
+    for code, error in end_within(processes, 1.5):
+        assert code == 3 and error.startswith(f"error: process {lost} on ") and "is gone" in error
+        assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -91,8 +91,8 @@ def test_a_stopped_process_is_detected_after_the_time_limit_and_ends_when_it_con
     stopped = processes.pop(lost)
     stopped.send_signal(signal.SIGSTOP)
     begun = time.monotonic()
-    for code, said in end_within(processes, LIMIT + 2):
-        assert code == 3 and f"error: process {lost} on " in said and "silent for 2 s (machine.peer_timeout" in said
+    for code, error in end_within(processes, LIMIT + 2):
+        assert code == 3 and f"error: process {lost} on " in error and "silent for 2 s (machine.peer_timeout" in error
     assert time.monotonic() - begun > 0.7 * LIMIT
     stopped.send_signal(signal.SIGCONT)
     assert end_within([stopped], 2)[0][0] == 3
@@ -114,11 +114,11 @@ def test_an_error_in_one_process_ends_it_with_its_own_code_and_the_others_as_res
     acts = ["wait"] * 3
     acts[failing] = act
     ended = end_within(start(*acts), 8)
-    for number, (found, said) in enumerate(ended):
+    for number, (found, error) in enumerate(ended):
         if number == failing:
-            assert found == code and (said == f"error: {act}" if code == 2 else said.endswith(f"RuntimeError: {act}"))
+            assert found == code and (error == f"error: {act}" if code == 2 else error.endswith(f"RuntimeError: {act}"))
         else:
-            assert found == 3 and f"process {failing} on " in said and "stopped with an error of its own" in said
+            assert found == 3 and f"process {failing} on " in error and "stopped with an error of its own" in error
 
 
 def test_an_error_that_stops_all_processes_is_printed_by_all(start):
@@ -129,8 +129,8 @@ def test_an_error_caused_by_a_lost_process_is_reported_as_the_lost_process(start
     processes = start("bug", "bug", "wait")
     time.sleep(1.2)  # they have had the error by now
     processes.pop().kill()
-    for code, said in end_within(processes, 4):
-        assert code == 3 and "process 2 on " in said and "Traceback" not in said
+    for code, error in end_within(processes, 4):
+        assert code == 3 and "process 2 on " in error and "Traceback" not in error
 
 
 def test_a_process_that_finishes_is_not_reported_as_lost(start):
@@ -138,8 +138,8 @@ def test_a_process_that_finishes_is_not_reported_as_lost(start):
 
 
 def test_processes_that_all_stop_early_are_not_reported_as_lost(start):
-    for code, said in end_within(start("stop early", "stop early"), 8):
-        assert code == 1 and said.endswith("InterruptedRun: stopped by a signal")  # which main.py prints as a line
+    for code, error in end_within(start("stop early", "stop early"), 8):
+        assert code == 1 and error.endswith("InterruptedRun: stopped by a signal")  # which main.py prints as a line
 
 
 def test_a_connection_without_the_token_is_refused(tmp_path):

@@ -125,12 +125,12 @@ def test_a_difference_between_processes_is_never_saved(tmp_path, plant):
     """From step 8 on, one bit of a parameter or one token differs in the second process: both processes stop."""
     (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
     processes = start_two("-m", "tests.test_processes", plant, str(tmp_path))
-    said = {
+    message = {
         "parameter": r"step 12: params/.* is not the same on .* of process 0 and .* of process 1",
         "batch": "process 1 is at",
     }
     for _, errors in ended(processes, 4):
-        assert re.search(said[plant], errors) and "Traceback" not in errors
+        assert re.search(message[plant], errors) and "Traceback" not in errors
     assert Checkpoints(tmp_path / "run/checkpoints").newest_good(9) == [6]
 
 

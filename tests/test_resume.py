@@ -176,7 +176,7 @@ def contents(folder):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model__d_ff": 32}, "model.d_ff is 32, but .* was trained with 24"),
         ({"train__seed": 5}, "train.seed is 5"),
@@ -185,9 +185,9 @@ def contents(folder):
         ({"train__train_steps": 8, "machine__memory_gib": 1e-5}, "a step needs .* GiB of the .* GiB of a device"),
     ],
 )
-def test_a_refused_resume_names_the_field_and_changes_nothing(finished, changes, said):
+def test_a_refused_resume_names_the_field_and_changes_nothing(finished, changes, message):
     before = contents(finished / "run")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         train(tiny_config(finished, **changes), str(finished / "run"))
     assert contents(finished / "run") == before
 
@@ -315,9 +315,9 @@ def test_a_disk_that_is_full_or_read_only_is_one_line_and_nothing_is_lost(tmp_pa
     folder, remount = disk
     run, fields = folder / "run", LONG.replace("interval_steps=20", "interval_steps=2")
 
-    def refused(process, said):
+    def refused(process, message):
         _, errors = process.communicate(timeout=120)
-        assert process.returncode == 2 and said in errors.splitlines()[-1] and "Traceback" not in errors, errors
+        assert process.returncode == 2 and message in errors.splitlines()[-1] and "Traceback" not in errors, errors
 
     process = start(tmp_path, run, fields=fields)
     wait_for_checkpoint(process, run)

@@ -190,7 +190,7 @@ def line_of(process, word):
     for line in process.stderr:
         if word in line:
             return
-    raise AssertionError(f"{word!r} was never said")
+    raise AssertionError(f"{word!r} was never printed")
 
 
 def catches_signals(process):

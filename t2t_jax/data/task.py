@@ -1,11 +1,7 @@
 """What a task is: the corpora it is learned from, its vocabularies, and how text becomes targets and back.
 
-Translation is one task; constituency parsing (§6.3) is another, and yours may be. A task is an entry of `TASKS`, which
-`data.task` names:
-
-    TASKS["summarization"] = Task(corpora={"files": corpora.files}, metric="bleu")
-
-Its functions must be module-level ones, as the processes that prepare a corpus import them by name.
+A task is an entry of `TASKS`, which `data.task` names. Translation is one; another may have its own corpora, its own
+metric, and targets that are written as text in a form of their own, as constituency trees are (§6.3).
 """
 
 import dataclasses
@@ -37,7 +33,7 @@ class Task:
     `corpora` are what `data.corpus` may name, `metric` is an entry of `METRICS` (t2t_jax/evaluation/metrics.py). The
     model learns to produce `preprocess_target(target)`, such as a linearised tree, cut into subwords;
     `postprocess_output(source, output)` makes of its detokenised output what a user reads and the metric compares
-    with the target itself. Both return a single line.
+    with the target itself. Both return a single line. They are module-level functions, as worker processes import them.
     """
 
     corpora: Mapping[str, CorpusReader]

@@ -245,7 +245,7 @@ def test_the_command_compares_with_a_baseline(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, message",
     [
         (("ref.de", "short.de"), "hypothesis: 6 translations but 7 references"),
         (("ref.de", "ref.de", "--baseline=short.de"), "baseline: 6 translations but 7 references"),
@@ -261,7 +261,7 @@ def test_the_command_compares_with_a_baseline(command, tmp_path):
         (("ref.de", "ref.de", "--baseline=empty.de"), "baseline: 0 translations but 7 references"),
     ],
 )
-def test_mistakes_are_one_line(command, tmp_path, monkeypatch, arguments, said):
+def test_mistakes_are_one_line(command, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     for name, lines in {"ref.de": GERMAN, "short.de": GERMAN[:6], "empty.de": []}.items():
         write(tmp_path / name, lines)
@@ -270,7 +270,7 @@ def test_mistakes_are_one_line(command, tmp_path, monkeypatch, arguments, said):
     (tmp_path / "latin.de").write_bytes("eins\nz\xe4hlen\n".encode("latin-1"))
     (tmp_path / "utf16.de").write_bytes("eins\n".encode("utf-16"))
     code, output, errors = command(*arguments)
-    assert code == 2 and not output and len(errors.splitlines()) == 1 and said in errors
+    assert code == 2 and not output and len(errors.splitlines()) == 1 and message in errors
 
 
 ODD = [

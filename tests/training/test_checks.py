@@ -42,7 +42,7 @@ def test_no_number_may_be_beyond_all_machines(field):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("decode.beam_size", 0, "at least 1"),
         ("decode.beam_size", 100_000, "at most 256"),
@@ -58,8 +58,8 @@ def test_no_number_may_be_beyond_all_machines(field):
         ("data.vocabulary", "/none/codes", "no file /none/codes"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_what_would(field, value, said):
-    with pytest.raises(InputError, match=f"^{field}.*{said}"):
+def test_what_makes_no_sense_is_refused_with_what_would(field, value, message):
+    with pytest.raises(InputError, match=f"^{field}.*{message}"):
         check(changed(**{field.replace(".", "__"): value}))
 
 
@@ -76,7 +76,7 @@ def test_a_beam_wider_than_the_vocabulary_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model__num_layers": 10**30}, "model.num_layers must be at least 1 and at most 1000; got"),
         ({"model__d_model": 10**9}, "model.d_model must be"),
@@ -84,9 +84,9 @@ def test_a_beam_wider_than_the_vocabulary_is_refused():
         ({"model__d_model": 10**6, "model__d_ff": 10**5}, "this machine"),
     ],
 )
-def test_a_model_that_fits_no_memory_is_refused_at_once(changes, said):
+def test_a_model_that_fits_no_memory_is_refused_at_once(changes, message):
     started = time.monotonic()
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         check(changed(**changes))
     assert time.monotonic() - started < 1
 

@@ -152,9 +152,9 @@ def test_a_batch_that_cannot_be_made_ends_the_run_soon_with_a_line_that_names_it
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
     begun = time.monotonic()
-    said = next(line for line in process.stderr if line.startswith("error: "))
+    message = next(line for line in process.stderr if line.startswith("error: "))
     assert time.monotonic() - begun < 5
-    assert "error: data: the batch of step 51 cannot be made (OSError: Input/output error)" in said
+    assert "error: data: the batch of step 51 cannot be made (OSError: Input/output error)" in message
     assert process.wait(30) == 4 and process.stderr.read() == ""
 
 
