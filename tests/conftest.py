@@ -19,7 +19,7 @@ from t2t_jax import sharding
 
 
 def pytest_configure(config):
-    hypothesis.settings.register_profile("any machine", deadline=None)  # time says more of what else runs than of us
+    hypothesis.settings.register_profile("any machine", deadline=None)  # times depend on the load of the machine
     hypothesis.settings.load_profile("any machine")
     jax.config.update("jax_numpy_rank_promotion", "raise")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))  # for the processes that tests start

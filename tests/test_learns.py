@@ -1,4 +1,4 @@
-"""The whole road, on a task whose answer is known: number words, translated and reversed."""
+"""End to end, on a task whose answer is known: number words, translated and reversed."""
 
 import pytest
 

@@ -27,7 +27,7 @@ def begin(tmp_path):
     return begin
 
 
-def test_metrics_beyond_the_resumed_step_are_dropped_and_a_torn_line_aloud(tmp_path, begin, caplog):
+def test_metrics_after_the_resumed_step_are_dropped_and_a_torn_line_with_a_warning(tmp_path, begin, caplog):
     run = begin()
     for step in (1, 2, 3):
         run.log(step, loss=float(step))
@@ -43,7 +43,7 @@ def test_metrics_beyond_the_resumed_step_are_dropped_and_a_torn_line_aloud(tmp_p
     ]  # fmt: skip
 
 
-def test_a_log_that_has_lost_lines_is_said_aloud(tmp_path, begin, caplog):
+def test_a_log_that_has_lost_lines_is_reported(tmp_path, begin, caplog):
     run = begin()
     for step in (10, 20, 30):
         run.log(step, loss=1.0)
@@ -58,7 +58,7 @@ def test_a_log_that_has_lost_lines_is_said_aloud(tmp_path, begin, caplog):
     assert "has lost what was logged after step 0, up to step 30" in caplog.text
 
 
-def test_every_bit_of_the_metrics_counts(tmp_path, begin):
+def test_a_flipped_bit_anywhere_in_the_metrics_is_noticed(tmp_path, begin):
     run = begin()
     run.log(1, loss=1.25, nll=0.5)
     run.log(2, loss=1.5, nll=0.25)
@@ -114,7 +114,7 @@ def test_a_start_that_is_killed_while_it_writes_loses_no_log_and_no_vocabulary(t
         assert old == {name: (tmp_path / "run" / name).read_bytes() for name in names}
 
 
-def test_what_moves_no_weight_may_change_and_the_rest_may_not(tmp_path, begin):
+def test_only_fields_that_do_not_change_the_weights_may_change(tmp_path, begin):
     begin().close()
     longer = CONFIG | {"train": {"train_steps": 9, "seed": 0}, "decode": CONFIG["decode"] | {"alpha": 1.0}}
     run = begin(0, longer)
@@ -125,7 +125,7 @@ def test_what_moves_no_weight_may_change_and_the_rest_may_not(tmp_path, begin):
     assert run.config == longer
 
 
-def test_every_bit_of_config_json_counts(tmp_path, begin):
+def test_a_flipped_bit_anywhere_in_config_json_is_noticed(tmp_path, begin):
     begin().close()
     path = tmp_path / "run/config.json"
     whole = path.read_bytes()
@@ -165,7 +165,7 @@ def test_fields_that_reading_needs_are_checked(tmp_path):
             RunFolder.open(tmp_path).decode_options()
 
 
-def test_a_trained_run_never_becomes_a_new_one_by_itself(tmp_path, begin):
+def test_a_trained_run_never_starts_over_by_itself(tmp_path, begin):
     run = begin()
     run.check_found(None)  # killed before its first checkpoint
     run.note_saved(20)
@@ -178,7 +178,7 @@ def test_a_trained_run_never_becomes_a_new_one_by_itself(tmp_path, begin):
         RunFolder.start(tmp_path / "run", CONFIG)
 
 
-def test_an_older_newest_checkpoint_is_said_aloud(begin, caplog):
+def test_a_newest_checkpoint_older_than_the_last_saved_is_reported(begin, caplog):
     run = begin()
     run.note_saved(20)
     run.check_found(10)
@@ -186,7 +186,7 @@ def test_an_older_newest_checkpoint_is_said_aloud(begin, caplog):
     run.close()
 
 
-def test_evaluations_lie_beside_the_result_and_never_over_one_another(tmp_path, begin):
+def test_evaluations_never_overwrite_the_result_or_one_another(tmp_path, begin):
     run = begin()
     write_object(run.result, {"test": {"sacrebleu": 30.0}})
     paths = {run.keep_evaluation({"sacrebleu": 1.0}, {"step": 7, "dtype": dtype}) for dtype in ("float32", "bfloat16")}
@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, workdir):
         RunFolder.start(tmp_path / workdir, CONFIG)
 
 
-def test_two_at_once_are_refused(tmp_path):
+def test_two_processes_cannot_train_in_one_folder(tmp_path):
     run = RunFolder.start(tmp_path, CONFIG)
     with pytest.raises(InputError, match="another process is training"):
         RunFolder.start(tmp_path, CONFIG)
@@ -211,6 +211,6 @@ def test_two_at_once_are_refused(tmp_path):
     RunFolder.start(tmp_path, CONFIG).close()
 
 
-def test_other_folders_are_no_runs(tmp_path):
+def test_a_folder_without_config_json_is_refused(tmp_path):
     with pytest.raises(InputError, match="is not a run folder"):
         RunFolder.open(tmp_path)

@@ -1,4 +1,4 @@
-"""A task of somebody's own, in one file: words reversed, by a metric and with two vocabularies of its own."""
+"""A complete task in one file: number words reversed, with two vocabularies and an exact-match metric."""
 
 import json
 
@@ -62,7 +62,7 @@ def reversal_config(directory):
     return config
 
 
-def test_a_task_of_ones_own_is_learned_to_one_hundred_percent(run, capsys):
+def test_a_new_task_is_learned_to_one_hundred_percent(run, capsys):
     result = json.loads((run / "result.json").read_text())
     assert result["test"]["exact_match"] == 100 and result["test"]["sentences"] == SIZES["test"]
     assert result["test"]["headline"] == "exact_match" and "sacrebleu" not in result["test"]

@@ -1,4 +1,4 @@
-"""What a config may not say: refused by field and value, at once."""
+"""Configs that are refused before training, with the field and its value."""
 
 import math
 import time
@@ -32,7 +32,7 @@ def changed(**changes):
 
 
 @pytest.mark.parametrize("field", NUMBERS)
-def test_no_number_may_be_beyond_all_machines(field):
+def test_every_number_has_a_range(field):
     """A field that is added to base_ende.py without a range fails here."""
     wrong = [math.nan, math.inf, -math.inf, -1e300] if isinstance(BASE[field], float) else [-(10**30), 10**30, -1]
     for value in wrong:
@@ -58,7 +58,7 @@ def test_no_number_may_be_beyond_all_machines(field):
         ("data.vocabulary", "/none/codes", "no file /none/codes"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_what_would(field, value, message):
+def test_a_nonsensical_value_is_refused_with_its_field_and_what_would_work(field, value, message):
     with pytest.raises(InputError, match=f"^{field}.*{message}"):
         check(changed(**{field.replace(".", "__"): value}))
 
@@ -93,7 +93,7 @@ def test_a_model_that_fits_no_memory_is_refused_at_once(changes, message):
 
 @given(field=st.sampled_from(NUMBERS), number=st.one_of(st.floats(), st.integers()))
 @settings(max_examples=300)
-def test_any_number_is_taken_or_refused_in_one_line(field, number):
+def test_any_number_is_accepted_or_refused_in_one_line(field, number):
     if type(number) is not type(BASE[field]):
         return  # refused where the config is read
     try:

@@ -1,4 +1,4 @@
-"""Training on packed rows, through the real loop."""
+"""Training with sequence packing, through the real loop."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ def updated(batch, accumulate=1):
     return state.params, metrics
 
 
-def test_one_update_from_packed_rows_is_that_of_their_pairs_in_parts_and_on_two_devices_too():
+def test_an_update_from_packed_rows_is_that_of_their_pairs_with_microbatches_and_on_two_devices_too():
     expected, expected_metrics = updated(apart())
     packed = together(apart(), ROWS)
     mesh = sharding.make_mesh(jax.devices()[:2])
