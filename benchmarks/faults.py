@@ -41,7 +41,7 @@ ROWS = (
         ("tests/test_signals.py", "tests/test_slurm.py")),
     Row(4, "a second signal during the save", ("tests/test_signals.py::test_a_second_signal",)),
     Row(5, "one bit flipped, or 4 KiB zeroed, in any file of a run or a store",
-        ("tests/test_checkpoints.py::test_every_bit", _RUN + "test_every_bit",
+        ("tests/test_checkpoints.py::test_every_bit", _RUN + "test_a_flipped_bit",
          "tests/data/test_token_store.py::test_one_flipped_bit")),
     Row(6, "any file truncated or deleted", ("tests/test_checkpoints.py::test_missing_files",)),
     Row(7, "all checkpoints, or the folder, or its manifests gone",
