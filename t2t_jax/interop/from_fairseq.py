@@ -137,7 +137,10 @@ def _dictionary(paths: Sequence[str | Path]) -> dict[str, int]:
     """fairseq's id of each symbol; both languages must share one dictionary."""
     read = [_symbols(existing_file("dictionary", path)) for path in paths]
     if any(symbols != read[0] for symbols in read):
-        raise InputError(f"dictionary: {' and '.join(map(str, paths))} differ; our model has one vocabulary for both")
+        raise InputError(
+            f"dictionary: {' and '.join(map(str, paths))} differ; only models with one joint dictionary "
+            "(fairseq-preprocess --joined-dictionary) can be imported"
+        )
     return {symbol: index for index, symbol in enumerate(read[0])}
 
 

@@ -28,11 +28,19 @@ def command(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
-def test_safetensors_and_config_rebuild_the_model(run, tmp_path, capsys):
-    load_file = pytest.importorskip("safetensors.numpy").load_file
+@pytest.mark.parametrize(
+    ("make", "vocabularies"),
+    [
+        (models.random_run, {"vocab.model"}),
+        (models.random_run_with_separate_vocabularies, {"source_vocab.model", "target_vocab.model"}),
+    ],
+    ids=["joint", "separate"],
+)
+def test_safetensors_and_config_rebuild_the_model(tmp_path, capsys, make, vocabularies):
+    load_file, run = pytest.importorskip("safetensors.numpy").load_file, make(tmp_path / "run")
     code, output, _ = command(capsys, f"--workdir={run}", "--format=safetensors", f"--output={tmp_path}/out")
     assert (code, output) == (0, "")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json", "vocab.model"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json"} | vocabularies
     params = {}
     for name, value in load_file(tmp_path / "out/model.safetensors").items():
         *parents, leaf = name.split(".")
@@ -43,8 +51,9 @@ def test_safetensors_and_config_rebuild_the_model(run, tmp_path, capsys):
     expected = restore(run)
     jax.tree.map(np.testing.assert_array_equal, params, expected.params)
     config = json.loads((tmp_path / "out/config.json").read_text())
-    assert Transformer(TransformerConfig(**config["model"])) == expected.model and config["step"] == 0
-    assert (tmp_path / "out/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
+    assert Transformer(TransformerConfig(**config["model"])) == expected.model and config["step"] == expected.step
+    for name in vocabularies:
+        assert (tmp_path / "out" / name).read_bytes() == (run / name).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -95,15 +95,20 @@ def test_marian_tokenizer_cuts_text_as_we_do_and_puts_it_together_again(tmp_path
 
 def test_generate_finds_our_translations(tmp_path):
     run = models.random_run(tmp_path / "run", seed=3)
-    folder = export(run, tmp_path / "marian")
+    assert_generate_finds_our_translations(run, export(run, tmp_path / "marian"))
+
+
+def assert_generate_finds_our_translations(run, folder):
+    """Greedy search, as far as both length limits allow."""
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     sentences = [s for s, _ in toy_corpus.pairs(6, 4)]
     found = model.generate(**tokenizer(sentences, padding=True, return_tensors="pt"), num_beams=1, max_length=12)
     ours = t2t_jax.load(run).translate(sentences, beam_size=1, alpha=0.0, max_extra_length=20)
+    assert len({hypotheses[0].text for hypotheses in ours}) > 1
     for ids, hypotheses in zip(found, ours, strict=True):
         theirs = tokenizer.convert_ids_to_tokens([i for i in ids.tolist()[1:] if i != 0])
-        count = min(len(theirs), len(hypotheses[0].tokens), 11)  # the length limits are not the same
+        count = min(len(theirs), len(hypotheses[0].tokens), 11)  # transformers forces EOS at max_length
         assert count > 1 and theirs[: count - 1] == hypotheses[0].tokens[: count - 1]
 
 
@@ -168,10 +173,56 @@ def test_parameters_that_do_not_fit_are_refused_by_name(folder, tmp_path):
             from_marian(folder, tmp_path / "again")
 
 
-def test_two_vocabularies_are_refused(folder, tmp_path):
+def test_importing_separate_vocabularies_is_refused(folder, tmp_path):
     (folder / "target.spm").write_bytes(models.vocabulary(335))
-    with pytest.raises(InputError, match="source.spm and target.spm differ"):
+    with pytest.raises(InputError, match="source.spm and target.spm differ; only models with one joint vocabulary"):
         from_marian(folder, tmp_path / "again")
+    theirs = export(models.random_run_with_separate_vocabularies(tmp_path / "separate"), tmp_path / "theirs")
+    with pytest.raises(InputError, match="separate_vocabs is True; only models with one joint vocabulary"):
+        from_marian(theirs, tmp_path / "again")
+
+
+# --- Exports with separate source and target vocabularies ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def separate(tmp_path_factory):
+    """A run with 310 source and 325 target pieces, and its export."""
+    directory = tmp_path_factory.mktemp("separate")
+    run = models.random_run_with_separate_vocabularies(directory / "run", seed=4, layer_norm_epsilon=1e-5)
+    return run, export(run, directory / "marian")
+
+
+def test_with_separate_vocabularies_transformers_computes_our_logits(separate):
+    run, folder = separate
+    inputs, targets = models.batch(325, source_vocab_size=310)
+    ours = our_logits(run, inputs, targets)
+    assert ours.shape[-1] == 325 and ours.std() > 1
+    assert difference(marian_logits(folder, inputs, targets), ours, targets) < 1e-4
+
+
+def test_with_separate_vocabularies_marian_tokenizer_tokenises_each_side_as_we_do(separate):
+    run, folder = separate
+    tokenizer, ours = transformers.MarianTokenizer.from_pretrained(folder), restore(run).vocabularies
+    for source, target in [*toy_corpus.pairs(5, 3), ("five trees € 12", "fünf Bäume € 12")]:
+        ids, target_ids = tokenizer(source)["input_ids"], tokenizer(text_target=target)["input_ids"]
+        assert ids == ours.source.encode(source) and target_ids == ours.target.encode(target)
+        assert tokenizer.decode(target_ids, skip_special_tokens=True) == target == ours.target.decode(target_ids)
+        assert tokenizer.convert_ids_to_tokens(target_ids) == ours.target.tokens(target_ids)
+    assert ours.source.encode("seven") != ours.target.encode("seven")
+
+
+def test_with_separate_vocabularies_generate_finds_our_translations(separate):
+    assert_generate_finds_our_translations(*separate)
+
+
+def test_special_pieces_whose_names_differ_are_refused(tmp_path):
+    vocabularies = models.separate_vocabularies()
+    vocabularies["target_vocab.model"] = models.with_eos_named(vocabularies["target_vocab.model"], "[end]")
+    run = models.random_run_with_separate_vocabularies(tmp_path / "run", vocabularies=vocabularies)
+    with pytest.raises(InputError, match=r"'<pad>', '</s>', '<unk>' in the source vocabulary, '<pad>', '\[end\]', "):
+        export(run, tmp_path / "marian")
+    assert not list(tmp_path.glob("marian*"))
 
 
 def test_a_model_made_and_saved_by_transformers_comes_in(tmp_path):
