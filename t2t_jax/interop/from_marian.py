@@ -39,7 +39,7 @@ from t2t_jax.interop.torch_names import State, from_torch, has_attention_bias, p
 from t2t_jax.interop.vocabulary import Vocabulary, in_our_order
 from t2t_jax.model.transformer import TransformerConfig
 
-LAYER_NORM_EPSILON = 1e-5  # PyTorch's; Marian's layers have no other
+LAYER_NORM_EPSILON = 1e-5  # PyTorch's default, which Marian always uses
 _TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 
 
@@ -125,7 +125,7 @@ def _vocabulary(folder: Path) -> Vocabulary:
         other = pieces.setdefault(theirs.integer(piece, 0, MOST_SYMBOLS), piece)
         if other != piece:
             raise InputError(
-                f"vocab.json: {shown(other)} and {shown(piece)} have one id, {ids[piece]}; each needs its own"
+                f"vocab.json: {shown(other)} and {shown(piece)} have one id, {ids[piece]}; ids must be unique"
             )
     found = in_our_order(source, ids, field="source.spm", pad="<pad>", eos="</s>", unknown="<unk>")
     if -1 in found.ids:
@@ -145,11 +145,11 @@ def _tables(state: State, theirs: Fields, ids: np.ndarray) -> tuple[np.ndarray, 
     if source is None or target is None:
         raise InputError("folder: no embedding among the parameters (model.shared or model.encoder.embed_tokens)")
     if np.any(state.pop("final_logits_bias", 0)):
-        raise InputError("folder: final_logits_bias is not zero; our softmax has no bias")
+        raise InputError("folder: final_logits_bias is not zero; it must be, as our softmax has no bias")
     start = theirs.integer("decoder_start_token_id", 0, len(target) - 1)
     if start != ids[PAD] or target[start].any():
         raise InputError(
-            f"config.json: decoder_start_token_id={start} must be <pad> ({ids[PAD]}) with a zero embedding; ours is"
+            f"config.json: decoder_start_token_id={start} must be <pad> ({ids[PAD]}) with a zero embedding"
         )
     scale = 1.0 if theirs.flag("scale_embedding") else source.shape[1] ** -0.5
     return scale * source[ids], scale * target[ids], softmax[ids]
@@ -157,7 +157,7 @@ def _tables(state: State, theirs: Fields, ids: np.ndarray) -> tuple[np.ndarray, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m t2t_jax.interop.from_marian", description=__doc__)
-    parser.add_argument("folder", help="what MarianMTModel.save_pretrained and MarianTokenizer.save_pretrained wrote")
+    parser.add_argument("folder", help="written by save_pretrained of MarianMTModel and MarianTokenizer")
     parser.add_argument("run", help="the run folder to write")
     return run_command(parser, from_marian, argv)
 

@@ -111,7 +111,7 @@ def flip_a_bit(path):
     path.write_bytes(data)
 
 
-# --- The names of stores -------------------------------------------------------------------------------------
+# --- The names of stores -----------------------------------------------------------------------------------
 
 CORPUS = Corpus("files", ("en", "de"), {}, {"train.en": "0" * 64, "train.de": "1" * 64})
 TRANSLATION = dataclasses.replace(SETTINGS, vocab_size=268)

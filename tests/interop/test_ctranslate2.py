@@ -39,7 +39,7 @@ def test_score_batch_is_our_score(tmp_path, changes):
         np.testing.assert_allclose(score.log_probs, expected.token_log_probs, atol=1e-4)
 
 
-# --- Separate source and target vocabularies -----------------------------------------------------------------
+# --- Separate source and target vocabularies ---------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +90,12 @@ def test_special_pieces_whose_names_differ_are_refused(tmp_path):
         export(run, tmp_path / "ct2")
 
 
-# --- A trained model -----------------------------------------------------------------------------------------
+# --- A trained model ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A model that has begun to learn the toy language: its translations end, and differ from each other."""
+    """A model trained until its translations end and differ from each other."""
     directory = tmp_path_factory.mktemp("trained")
     config = tiny_config(
         directory, train__train_steps=500, optimizer__warmup_steps=100, optimizer__learning_rate_factor=0.5,
@@ -107,7 +107,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_translations_are_ours_where_no_length_penalty_parts_them(trained, tmp_path, beam_size):
+def test_without_a_length_penalty_translations_are_ours(trained, tmp_path, beam_size):
     theirs, ours = export(trained, tmp_path / "ct2"), t2t_jax.load(trained)
     tokenizer = ours.vocabularies.source
     sentences = [source for source, _ in toy_corpus.pairs(20, 2)]
@@ -137,7 +137,7 @@ def test_positions_reach_beyond_the_longest_sentence(tmp_path):
     np.testing.assert_allclose(found, ours.score([(source, source)])[0].token_log_probs, atol=1e-4)
 
 
-def test_the_folder_says_how_text_is_cut(tmp_path):
+def test_the_folder_holds_the_vocabulary_and_its_sentencepiece_model(tmp_path):
     run = models.random_run(tmp_path / "run")
     export(run, tmp_path / "ct2")
     assert (tmp_path / "ct2/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
@@ -146,7 +146,7 @@ def test_the_folder_says_how_text_is_cut(tmp_path):
     assert vocabulary == [tokenizer.tokens([i])[0] for i in range(len(tokenizer))]
 
 
-def test_heads_of_another_width_are_refused_by_name(tmp_path):
+def test_heads_of_another_size_are_refused_by_name(tmp_path):
     run = models.random_run(tmp_path / "run", d_v=3)
     with pytest.raises(InputError, match="model.d_k=4, model.d_v=3: CTranslate2 has heads of d_model/num_heads = 4"):
         export(run, tmp_path / "ct2")

@@ -44,13 +44,13 @@ def our_logits(run, inputs, targets):
 
 
 def difference(a, b, targets):
-    """The largest, where there is a target; ids all count."""
+    """The largest absolute difference of logits at target positions that are not padding."""
     return np.abs(a - b)[targets != 0].max()
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_transformers_computes_our_logits(tmp_path, changes):
-    """With our ε set to PyTorch's, which is the only one that Marian's layers have."""
+    """With our ε set to PyTorch's default, which Marian always uses."""
     run = models.random_run(tmp_path / "run", layer_norm_epsilon=1e-5, **changes)
     folder = export(run, tmp_path / "marian")
     inputs, targets = models.batch(340)
@@ -58,7 +58,7 @@ def test_transformers_computes_our_logits(tmp_path, changes):
     assert ours.std() > 1 and difference(marian_logits(folder, inputs, targets), ours, targets) < 1e-4
 
 
-def test_our_own_epsilon_is_near_enough(tmp_path):
+def test_with_our_epsilon_logits_differ_by_less_than_1e_4(tmp_path):
     run = models.random_run(tmp_path / "run")
     folder = export(run, tmp_path / "marian")
     inputs, targets = models.batch(340)
@@ -72,15 +72,15 @@ def test_import_of_export_is_the_same_bit_for_bit(tmp_path, changes):
     before, after = restore(run), restore(tmp_path / "again")
     assert (run / "vocab.model").read_bytes() == (tmp_path / "again/vocab.model").read_bytes()
     expected = before.params
-    if not before.model.config.share_embeddings:  # rows for id 0 of the input tables, which nothing reads, are not kept
+    if not before.model.config.share_embeddings:  # row 0 of the input tables, which is never used, is not kept
         for side in ("source_embedding", "target_embedding"):
             expected = expected | {side: {"table": jnp.asarray(expected[side]["table"]).at[0].set(0)}}
     jax.tree.map(np.testing.assert_array_equal, after.params, expected)
-    changed = {"layer_norm_epsilon": 1e-5, "max_positions": 256}  # as Marian computes; unused
+    changed = {"layer_norm_epsilon": 1e-5, "max_positions": 256}  # Marian's ε; an unused field
     assert vars(after.model.config) == vars(before.model.config) | changed
 
 
-def test_marian_tokenizer_cuts_text_as_we_do_and_puts_it_together_again(tmp_path):
+def test_marian_tokenizer_encodes_and_decodes_as_we_do(tmp_path):
     run = models.random_run(tmp_path / "run")
     tokenizer = transformers.MarianTokenizer.from_pretrained(export(run, tmp_path / "marian"))
     sentences = [s for s, _ in toy_corpus.pairs(5, 3)] + ["fünf Bäume, 12 € – “so”", "x"]
@@ -113,7 +113,7 @@ def assert_generate_finds_our_translations(run, folder):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"d_k": 5}, "model.d_k=5, model.d_v=4: Marian has heads of d_model/num_heads = 4 only"),
         ({"positions": "t2t"}, "model.positions='t2t': Marian has 'sinusoidal' only"),
@@ -121,9 +121,9 @@ def assert_generate_finds_our_translations(run, folder):
         ({"norm": "pre"}, "model.norm='pre': Marian has 'post' only"),
     ],
 )
-def test_what_marian_lacks_is_refused_by_name(tmp_path, changes, said):
+def test_models_that_marian_cannot_express_are_refused_by_name(tmp_path, changes, message):
     run = models.random_run(tmp_path / "run", **changes)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         export(run, tmp_path / "marian")
     assert not list(tmp_path.glob("marian*"))
 
@@ -134,7 +134,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("model_type", "bart", "model_type is 'bart'"),
         ("activation_function", "swish", "activation_function is 'swish'; our model has 'relu' only"),
@@ -144,32 +144,40 @@ def folder(tmp_path):
         ("encoder_layers", 1, "encoder_layers=1, decoder_layers=2"),
     ],
 )
-def test_what_we_lack_is_refused_by_name(folder, tmp_path, field, value, said):
+def test_unsupported_architectures_are_refused_by_name(folder, tmp_path, field, value, message):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {field: value}))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         from_marian(folder, tmp_path / "again")
     assert not list(tmp_path.glob("again*"))
 
 
-def test_parameters_that_do_not_fit_are_refused_by_name(folder, tmp_path):
+def test_parameters_that_do_not_match_are_refused_by_name(folder, tmp_path):
     from safetensors.numpy import load_file, save_file
 
     state = load_file(folder / "model.safetensors")
-    for name, value, said in [
+    for name, value, message in [
         ("final_logits_bias", np.ones((1, 340), np.float32), "final_logits_bias is not zero"),
-        ("model.encoder.adapter.weight", np.ones(3, np.float32), "our model has nothing for encoder.adapter.weight"),
+        (
+            "model.encoder.adapter.weight",
+            np.ones(3, np.float32),
+            "our model has no parameter for encoder.adapter.weight",
+        ),
         ("model.encoder.layers.0.fc1.weight", None, "no parameter encoder.layers.0.fc1.weight"),
-        ("model.encoder.layers.0.fc1.bias", np.ones(3, np.float32), "fc1.bias is .3,., its config says .20,."),
+        (
+            "model.encoder.layers.0.fc1.bias",
+            np.ones(3, np.float32),
+            "fc1.bias has shape .3,.; its config requires .20,.",
+        ),
         (
             "model.decoder.layers.0.self_attn.q_proj.bias",
             np.ones(3, np.float32),
-            "q_proj.bias is .3,., its config says",
+            "q_proj.bias has shape .3,.; its config requires",
         ),
     ]:
         changed = {key: x for key, x in (state | {name: value}).items() if x is not None}
         save_file(changed, folder / "model.safetensors")
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             from_marian(folder, tmp_path / "again")
 
 
@@ -182,7 +190,7 @@ def test_importing_separate_vocabularies_is_refused(folder, tmp_path):
         from_marian(theirs, tmp_path / "again")
 
 
-# --- Exports with separate source and target vocabularies ---------------------------------------------------
+# --- Exports with separate source and target vocabularies --------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -225,8 +233,8 @@ def test_special_pieces_whose_names_differ_are_refused(tmp_path):
     assert not list(tmp_path.glob("marian*"))
 
 
-def test_a_model_made_and_saved_by_transformers_comes_in(tmp_path):
-    """Another order of ids, tied embeddings, unscaled: what Marian's own defaults are, but for ReLU."""
+def test_a_model_saved_by_transformers_is_imported(tmp_path):
+    """Other ids, tied and unscaled embeddings: Marian's defaults, apart from ReLU."""
     ours = restore(models.random_run(tmp_path / "run")).vocabularies.target
     order = np.random.default_rng(0).permutation(340)  # their id of each of our pieces
     config = transformers.MarianConfig(
@@ -261,7 +269,7 @@ def test_a_model_made_and_saved_by_transformers_comes_in(tmp_path):
     assert theirs.std() > 0.5 and difference(found, theirs, targets) < 1e-4
 
 
-def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
+def test_the_command_prints_an_error_in_one_line(tmp_path, capsys):
     assert main([str(tmp_path), str(tmp_path / "again")]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: folder: no file") and len(errors.splitlines()) == 1
