@@ -1,1 +1,1 @@
-"""§5.1: raw text → token ids → batches. Host code: no jax anywhere in the room."""
+"""§5.1: raw text → token ids → batches. Host code: nothing in this package imports jax."""

@@ -1,4 +1,4 @@
-"""§5.1: sentence pairs → batches, a pure function of (sentences, settings, seed, step)."""
+"""§5.1: batch assembly: batch n is a pure function of the sentences, the settings, the seed and n."""
 
 import dataclasses
 import functools
@@ -15,15 +15,15 @@ from t2t_jax.errors import DamagedError
 
 Batch = dict[str, np.ndarray]
 
-_CHUNK = 1 << 20  # pairs indexed at a time, as NumPy makes 64-bit numbers of any index
+_CHUNK = 1 << 20  # pairs per indexing operation, because NumPy copies every index array to int64
 
 
 class Batches:
-    """The batches of a whole run, by step. Batch n is a pure function of the sentences, the settings and n.
+    """The batches of a whole run, indexed by step, with length bucketing or sequence packing.
 
     `tokens_per_batch` bounds the positions of a global batch on each side, padding included. Step n belongs to
-    epoch n // `per_epoch`; each epoch holds every pair exactly once, in an order of its own, short batches padded
-    with empty rows to the shape of their bucket. With `packing`, rows hold several pairs and there is one bucket.
+    epoch n // `per_epoch`. Each epoch holds every pair exactly once, in a new random order; the last batch of a bucket
+    is filled up with rows of padding. With `packing`, rows hold several pairs and there is one bucket.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Batches:
 
 @dataclasses.dataclass(frozen=True)
 class _Steps:
-    """A range of steps as the random-access source that Grain reads."""
+    """A range of steps as a random-access data source for Grain."""
 
     batches: Batches
     first: int
@@ -91,7 +91,7 @@ class _Steps:
         step = self.first + index
         try:
             return self.batches[step]
-        except Exception as error:  # raised out of Grain's thread, it would not say which batch it was
+        except Exception as error:  # raised in one of Grain's threads, it does not name the batch
             raise DamagedError(
                 f"data: the batch of step {step + 1} cannot be made ({type(error).__name__}: {error}); "
                 "the same command resumes from the last checkpoint"
@@ -99,7 +99,7 @@ class _Steps:
 
 
 def empty_batch(bucket: Bucket) -> Batch:
-    """A batch of this shape with nothing but padding."""
+    """A batch of this shape that holds only padding."""
     lengths = {"inputs": bucket.source_length, "targets": bucket.target_length}
     if bucket.packed:
         lengths |= {"input_segments": bucket.source_length, "target_segments": bucket.target_length}
@@ -107,24 +107,24 @@ def empty_batch(bucket: Bucket) -> Batch:
 
 
 def pair_lengths(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths of the pairs of a batch, source and target."""
+    """The source lengths and the target lengths of the pairs in a batch; zeros are padding."""
     if "input_segments" not in batch:
         return tuple(np.count_nonzero(batch[f"{side}s"], axis=1) for side in ("input", "target"))
     rows = np.arange(len(batch["inputs"]))[:, None]
-    return tuple(_runs(batch[f"{side}_segments"], rows) for side in ("input", "target"))
+    return tuple(_segment_lengths(batch[f"{side}_segments"], rows) for side in ("input", "target"))
 
 
-def _runs(segments: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """How many positions have each number in each row."""
+def _segment_lengths(segments: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The number of positions of each segment of each row."""
     highest = segments.max() + 1
     return np.bincount((rows * highest + segments)[segments > 0], minlength=len(rows) * highest)
 
 
 def _write(batch: Batch, side: str, sentences: list[np.ndarray], rows: np.ndarray) -> None:
-    """Writes sentence i into row `rows[i]`, behind the earlier sentences of that row."""
+    """Writes sentence i into row `rows[i]`, after the earlier sentences of that row."""
     lengths = np.array([len(sentence) for sentence in sentences])
     starts = np.cumsum(lengths) - lengths
-    first = np.searchsorted(rows, rows)  # the first sentence of the same row
+    first = np.searchsorted(rows, rows)  # the index of the first sentence in the same row
     columns = np.arange(lengths.sum()) - np.repeat(starts[first], lengths)
     where = np.repeat(rows, lengths), columns
     batch[f"{side}s"][where] = np.concatenate(sentences)
@@ -132,7 +132,7 @@ def _write(batch: Batch, side: str, sentences: list[np.ndarray], rows: np.ndarra
         batch[f"{side}_segments"][where] = np.repeat(np.arange(len(rows)) - first + 1, lengths)
 
 
-# --- Lengths of many pairs, a chunk at a time --------------------------------------------------------------
+# --- Arrays over all pairs, processed in chunks ------------------------------------------------------------
 
 
 def _chunks(length: int) -> Iterator[slice]:
@@ -140,7 +140,7 @@ def _chunks(length: int) -> Iterator[slice]:
 
 
 def _count_lengths(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The number of pairs of each two lengths, [source length, target length]."""
+    """The histogram of lengths: the number of pairs for each (source length, target length)."""
     shape = int(source.max()) + 1, int(target.max()) + 1
     counts = np.zeros(math.prod(shape), np.int64)
     for part in _chunks(len(source)):
@@ -151,14 +151,14 @@ def _count_lengths(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 def _look_up(table: np.ndarray, source: np.ndarray, target: np.ndarray) -> np.ndarray:
     """`table[source, target]`."""
-    found = np.empty(len(source), table.dtype)
+    values = np.empty(len(source), table.dtype)
     for part in _chunks(len(source)):
-        found[part] = table[source[part], target[part]]
-    return found
+        values[part] = table[source[part], target[part]]
+    return values
 
 
 def _grouped(pairs: np.ndarray, group_of_pair: np.ndarray, group_sizes: np.ndarray) -> np.ndarray:
-    """The pairs stably sorted by their group."""
+    """The pairs sorted by group, stably: a counting sort."""
     grouped = np.empty_like(pairs)
     following = np.cumsum(group_sizes) - group_sizes  # the next index of each group
     for part in _chunks(len(pairs)):

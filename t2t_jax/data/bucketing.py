@@ -1,6 +1,7 @@
-"""§5.1: length bucketing: batches of pairs of about the same lengths, in few static shapes.
+"""§5.1: length bucketing: pairs of similar lengths are batched together, in a few static shapes.
 
-A bucket is a shape: every pair whose sides fit it, and fit no smaller one, is batched with others of its bucket.
+The plane of (source length, target length) is divided into rectangles. Each rectangle is a bucket: its pairs are
+padded to its longest source and its longest target.
 """
 
 import dataclasses
@@ -10,14 +11,14 @@ import numpy as np
 
 from t2t_jax.errors import InputError
 
-ROWS_MULTIPLE = 8  # of the rows of a batch where it has as many, so that the usual device counts divide it
+ROWS_MULTIPLE = 8  # batches of 8 rows or more have a multiple of 8, which 2, 4 or 8 devices divide evenly
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Bucket:
-    """The shape of a batch: `rows` rows of up to these lengths (subwords, EOS included).
+    """The shape of a batch: `rows` rows of these padded lengths (in subwords, EOS included).
 
-    A row holds one pair or, where `packed`, several.
+    A row holds one pair, or several if `packed`.
     """
 
     source_length: int
@@ -27,20 +28,20 @@ class Bucket:
 
 
 class Plan(Protocol):
-    """Which pairs make each batch of an epoch; `buckets[b]` is the shape of batch b."""
+    """The assignment of pairs to the batches of one epoch; batch b has the shape `buckets[b]`."""
 
     buckets: np.ndarray
 
     def batch(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of a batch, and the row of each, in ascending order."""
+        """The pairs of a batch and the row of each; rows ascend."""
         ...
 
 
 class Layout(Protocol):
-    """What is the same in every epoch: the shapes of the batches, and which pairs are interchangeable.
+    """What all epochs share: the shapes of the batches, and groups of interchangeable pairs.
 
-    A pair belongs to the group `groups[source length, target length]`; group g has `group_sizes[g]` pairs, and a plan
-    may exchange them.
+    A pair belongs to the group `groups[source length, target length]`; group g has `group_sizes[g]` pairs. Epochs
+    differ in the order of the pairs within their groups.
     """
 
     buckets: list[Bucket]
@@ -49,7 +50,7 @@ class Layout(Protocol):
     group_sizes: np.ndarray
 
     def plan(self, pairs: np.ndarray, rng: np.random.Generator) -> Plan:
-        """The plan of an epoch in which the pairs come in this order, group by group."""
+        """The plan of an epoch, given all pairs sorted by group and shuffled within each group."""
         ...
 
 
@@ -62,10 +63,10 @@ class Rectangle:
 
 
 def split_lengths(counts: np.ndarray, num_buckets: int) -> list[Rectangle]:
-    """Cuts the table `counts[source length, target length]` into rectangles that waste little padding.
+    """Divides the histogram `counts[source length, target length]` into at most `num_buckets` rectangles.
 
-    Starts from one rectangle and makes, again and again, the single cut that saves the most padded positions. Cuts
-    along one axis of a part of the plane are what lets source and target lengths have their own boundaries.
+    Greedy: starts from one rectangle and repeatedly makes the cut that saves the most padding. A cut halves a single
+    rectangle along one axis, so rectangles need not share boundaries.
     """
     parts = [_shrink(counts, Rectangle((0, counts.shape[0]), (0, counts.shape[1])))]
     cuts = [_best_cut(counts, parts[0])]
@@ -84,7 +85,7 @@ def _inside(counts: np.ndarray, part: Rectangle) -> np.ndarray:
 
 
 def _shrink(counts: np.ndarray, part: Rectangle) -> Rectangle:
-    """The part without the empty lengths at its ends."""
+    """The smallest rectangle that holds all pairs of `part`."""
     inside = _inside(counts, part)
     ranges = []
     for axis, (low, _) in ((1, part.source), (0, part.target)):
@@ -94,7 +95,7 @@ def _shrink(counts: np.ndarray, part: Rectangle) -> Rectangle:
 
 
 def _best_cut(counts: np.ndarray, part: Rectangle) -> tuple[int, list[Rectangle]]:
-    """The padded positions that the best cut of a shrunk part saves, and its two parts."""
+    """The number of padded positions that the best cut of a shrunk rectangle saves, and its two halves, shrunk."""
     inside = _inside(counts, part)
     by_source, by_target = _savings(inside, *part.source, *part.target), _savings(inside.T, *part.target, *part.source)
     savings = np.concatenate([by_source, by_target])
@@ -111,7 +112,7 @@ def _best_cut(counts: np.ndarray, part: Rectangle) -> tuple[int, list[Rectangle]
 
 
 def _savings(inside: np.ndarray, low: int, high: int, across_low: int, across_high: int) -> np.ndarray:
-    """What cutting the first axis of a shrunk part below `low` + 1, …, `high` − 1 saves, its halves shrunk again."""
+    """The padded positions saved by a cut of the first axis before `low` + 1, …, `high` − 1, both halves shrunk."""
     pairs = inside.sum(axis=1)
     lengths = np.where(pairs > 0, np.arange(low, high), 0)
     across = np.where(inside > 0, np.arange(across_low, across_high), 0).max(axis=1)  # longest of the other side
@@ -124,7 +125,7 @@ def _savings(inside: np.ndarray, low: int, high: int, across_low: int, across_hi
 
 @dataclasses.dataclass(frozen=True)
 class BucketedPlan:
-    """Batch b is `pairs[starts[b] : starts[b] + sizes[b]]`, a pair a row."""
+    """Batch b is `pairs[starts[b] : starts[b] + sizes[b]]`, one pair per row."""
 
     pairs: np.ndarray
     starts: np.ndarray
@@ -137,7 +138,7 @@ class BucketedPlan:
 
 
 class Bucketed:
-    """The layout of bucketed batches: a group is a bucket."""
+    """The layout of length-bucketed batches: the groups are the buckets."""
 
     def __init__(self, counts: np.ndarray, tokens_per_batch: int, num_buckets: int):
         rectangles = split_lengths(counts, num_buckets)
@@ -167,7 +168,7 @@ def _bucket(rectangle: Rectangle, tokens_per_batch: int) -> Bucket:
 
 
 def rows_of(tokens_per_batch: int, longest: int) -> int:
-    """How many rows of this length a batch holds."""
+    """How many rows of the length `longest` fit into a batch; refuses a budget below one row."""
     rows = tokens_per_batch // longest
     if rows < 1:
         raise InputError(

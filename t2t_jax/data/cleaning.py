@@ -1,7 +1,8 @@
-"""§5.1: what is changed in training text, which pairs are left out, and the report that says so.
+"""§5.1: corpus cleaning: normalisation of training text, filters that drop pairs, and a report of what they dropped.
 
-Each rule is a function of its own, switched in `config.data.cleaning`. Rules that look at one pair run where the text
-is read; duplicates are found later, by the 64-bit keys of all pairs. Held-out pairs are never cleaned.
+Each rule is a function, switched on in `config.data.cleaning`. Filters that look at a single pair run in the worker
+processes that encode the text; deduplication comes after them, by 64-bit hashes of all pairs. Dev and test pairs are
+never cleaned.
 """
 
 import dataclasses
@@ -17,8 +18,8 @@ from t2t_jax.errors import Range
 
 Pair = tuple[str, str]
 
-EXAMPLES = 3  # dropped pairs kept for each rule
-_LEAK = 12  # letters; shorter held-out sentences are not looked for
+EXAMPLES = 3  # dropped pairs that the report shows for each rule
+_SHORTEST_LEAK = 12  # letters; shorter held-out sentences occur in training text by chance
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _PUNCTUATION = {
     **dict.fromkeys("„“”«»‟″", '"'),
@@ -39,7 +40,7 @@ _LETTERS = {
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """Which rules are on; the fields are those of `config.data.cleaning`. Checks itself; 0 turns a limit off."""
+    """Which rules are on, with the field names of `config.data.cleaning`; 0 turns a limit off."""
 
     normalize_punctuation: bool = False
     remove_nonprinting: bool = False
@@ -57,90 +58,90 @@ class Rules:
             Range(1).check("data.cleaning.max_ratio", self.max_ratio, "0: no limit")
 
 
-# --- Changes of the text -----------------------------------------------------------------------------------
+# --- Normalisation -----------------------------------------------------------------------------------------
 
 
 def normalize_punctuation(text: str) -> str:
-    """One form for each kind of quotation mark, dash, ellipsis and space."""
+    """`text` with one ASCII form for each kind of quotation mark, dash, ellipsis and space."""
     return _ANY_PUNCTUATION.sub(lambda found: _PUNCTUATION[found[0]], text)
 
 
 def remove_nonprinting(text: str) -> str:
-    """No control, format, private-use or unassigned characters (Unicode C*), tab and line ends apart."""
+    """`text` without control, format, private-use and unassigned characters (Unicode C*) other than tab, CR and LF."""
     if text.isprintable():
         return text
     return "".join(c for c in text if c in "\t\r\n" or not unicodedata.category(c).startswith("C"))
 
 
-# --- Rules on one pair: True means left out ----------------------------------------------------------------
+# --- Filters on one pair: True drops it --------------------------------------------------------------------
 
 
 def is_empty(source: str, target: str) -> bool:
-    """A side has nothing but white space."""
+    """Whether a side is blank."""
     return not source.strip() or not target.strip()
 
 
 def num_words(text: str) -> int:
-    """Words as a tokeniser counts them: runs of letters and digits, and each other mark."""
+    """The number of words and punctuation marks: runs of letters and digits, and each other character but spaces."""
     return len(_WORDS.findall(text))
 
 
 def has_too_many_words(source_words: int, target_words: int, max_words: int) -> bool:
-    """A side has more than `max_words` words."""
+    """Whether a side has more than `max_words` words."""
     return max(source_words, target_words) > max_words
 
 
 def has_bad_ratio(source_words: int, target_words: int, max_ratio: float) -> bool:
-    """One side has more than `max_ratio` times the words of the other."""
+    """Whether one side has more than `max_ratio` times as many words as the other."""
     return max(source_words, target_words) > max_ratio * min(source_words, target_words)
 
 
 def is_identical(source: str, target: str) -> bool:
-    """Both sides are the same text, white space aside: nothing was translated."""
+    """Whether both sides are the same text, apart from white space: an untranslated pair."""
     return source.split() == target.split()
 
 
 def is_wrong_script(text: str, language: str) -> bool:
-    """Fewer than half of the letters belong to the language's script; never for a language without an entry."""
-    own = _LETTERS.get(language)
-    if own is None or not (foreign := re.findall(rf"[^\W\d_{own}]", text)):
+    """Whether fewer than half of the letters are of the language's script; False for languages without a known one."""
+    script = _LETTERS.get(language)
+    if script is None or not (others := re.findall(rf"[^\W\d_{script}]", text)):
         return False
-    return len(re.findall(f"[{own}]", text)) < len(foreign)
+    return len(re.findall(f"[{script}]", text)) < len(others)
 
 
 def is_too_long(source: Sequence[int], target: Sequence[int], max_length: int) -> bool:
-    """A side has more than `max_length` subwords, EOS included."""
+    """Whether a side has more than `max_length` subwords, EOS included."""
     return max(len(source), len(target)) > max_length
 
 
 def leak_index(held_out: Iterable[Pair]) -> frozenset[str]:
-    """What `is_leaked` looks for; a sentence of a few letters may well stand in both sets by chance."""
-    found = (letters(side) for pair in held_out for side in pair)
-    return frozenset(side for side in found if len(side) >= _LEAK)
+    """The `letters` of the held-out sentences that `is_leaked` looks for, without the shortest."""
+    sides = (letters(side) for pair in held_out for side in pair)
+    return frozenset(side for side in sides if len(side) >= _SHORTEST_LEAK)
 
 
 def is_leaked(source: str, target: str, held_out: Collection[str]) -> bool:
-    """A side is, letters alone, one of the held-out sentences (their `letters`)."""
+    """Test-set leakage: whether a side has the same letters as a held-out sentence (`leak_index`)."""
     return letters(source) in held_out or letters(target) in held_out
 
 
-# --- Keys of pairs: equal keys are duplicates --------------------------------------------------------------
+# --- Deduplication: duplicates have equal keys -------------------------------------------------------------
 
 
 def letters(text: str) -> str:
-    """The letters of a text, in lower case: what is left of it without numbers, marks and spaces."""
+    """The letters of a text in lower case, without digits, punctuation and spaces."""
     return "".join(filter(str.isalpha, text)).lower()
 
 
 def exact_key(source: str, target: str) -> int:
-    """64 bits of a pair's text."""
+    """A 64-bit hash of a pair's text."""
     return _hash(f"{source}\t{target}")
 
 
 def near_key(source: str, target: str) -> int:
-    """64 bits of a pair's letters: equal for pairs that differ only in numbers, marks, spaces and capitals.
+    """A 64-bit hash of a pair's letters: near-duplicates differ only in digits, punctuation, spaces and case.
 
-    Pairs without any letters are near no other, but for the same text.
+    Pairs without letters have their exact key.
     """
     near = f"{letters(source)}\t{letters(target)}"
     return _hash(near) if len(near) > 1 else exact_key(source, target)
@@ -151,7 +152,7 @@ def _hash(text: str) -> int:
 
 
 def repeated(keys: np.ndarray, parts: int = 16) -> np.ndarray:
-    """True where a key has occurred before. Sorted in `parts` by the top bits, for memory's sake."""
+    """Whether each key occurred earlier. To save memory, keys are sorted in `parts`, by their top bits."""
     found, part_of = np.zeros(len(keys), bool), (keys >> np.uint64(60)).astype(np.uint8) % parts
     for part in range(parts):
         members = np.flatnonzero(part_of == part).astype(np.uint32)
@@ -161,12 +162,12 @@ def repeated(keys: np.ndarray, parts: int = 16) -> np.ndarray:
     return found
 
 
-# --- All rules on many pairs -------------------------------------------------------------------------------
+# --- All filters on many pairs -----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
 class Report:
-    """How many training pairs were read, how many each rule dropped, in this order, and the first few of those."""
+    """How many training pairs were read, how many each rule dropped, and the first few that it dropped."""
 
     read: int = 0
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -177,14 +178,14 @@ class Report:
         return self.read - sum(self.dropped.values())
 
     def drop(self, rule: str, source: str, target: str) -> None:
-        """Counts a pair for the first rule that drops it."""
+        """Counts a pair that this rule dropped; a pair is counted for one rule only."""
         self.dropped[rule] = self.dropped.get(rule, 0) + 1
         examples = self.examples.setdefault(rule, [])
         if len(examples) < EXAMPLES:
             examples.append([source[:200], target[:200]])
 
     def add(self, other: "Report") -> None:
-        """Adds the report of the pairs that come next."""
+        """Adds the report of the pairs that follow these."""
         self.read += other.read
         for rule, count in other.dropped.items():
             self.dropped[rule] = self.dropped.get(rule, 0) + count
@@ -192,27 +193,27 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"{self.kept:,} of {self.read:,} training pairs kept"]
-        lines += [f"  {count:>12,} dropped: {_SAID[rule]}" for rule, count in self.dropped.items() if count]
+        lines += [f"  {count:>12,} dropped: {_DESCRIPTIONS[rule]}" for rule, count in self.dropped.items() if count]
         return "\n".join(lines)
 
 
-_SAID = {
+_DESCRIPTIONS = {
     "empty": "an empty side",
     "too_many_words": "more than data.cleaning.max_words words",
     "bad_ratio": "a ratio of words above data.cleaning.max_ratio",
     "identical": "both sides the same",
     "wrong_script": "letters of another script",
-    "test_leak": "a sentence of the dev or test set",
+    "test_leak": "test-set leakage, a sentence of the dev or test set",
     "too_long": "more than data.max_length subwords",
-    "duplicate": "the same pair again",
-    "near_duplicate": "the same pair again but for numbers, marks and capitals",
+    "duplicate": "duplicates",
+    "near_duplicate": "near-duplicates, equal but for digits, punctuation and case",
 }
 
 
 def clean(
     pairs: Iterable[Pair], rules: Rules, languages: tuple[str, str], held_out: Collection[str], report: Report
 ) -> list[Pair]:
-    """The pairs that all rules on text keep, as they are to be learned; the others go into `report`."""
+    """The normalised pairs that pass all filters on text; the others are counted in `report`."""
     kept = []
     for original in pairs:
         report.read += 1
@@ -227,14 +228,14 @@ def clean(
 
 @functools.cache
 def replacements(rules: Rules) -> dict[str, str]:
-    """The changes of the text, where they are on, for the vocabulary: what is translated is changed alike."""
+    """`normalize` as SentencePiece normalisation rules, so that text to translate is normalised like training text."""
     unseen = (chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cf"))
     removed = {character: "" for character in unseen if character not in "\0\t\r\n"} if rules.remove_nonprinting else {}
     return removed | (_PUNCTUATION if rules.normalize_punctuation else {})
 
 
 def normalize(text: str, rules: Rules) -> str:
-    """Both changes of the text, where they are on."""
+    """The text after the normalisations that are on."""
     text = remove_nonprinting(text) if rules.remove_nonprinting else text
     return normalize_punctuation(text) if rules.normalize_punctuation else text
 
@@ -242,6 +243,7 @@ def normalize(text: str, rules: Rules) -> str:
 def _first_rule(
     source: str, target: str, rules: Rules, languages: tuple[str, str], held_out: Collection[str]
 ) -> str | None:
+    """The first filter that drops the pair, in a fixed order."""
     if is_empty(source, target):
         return "empty"
     if rules.max_words or rules.max_ratio:

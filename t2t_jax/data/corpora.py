@@ -1,4 +1,4 @@
-"""§5.1: which text makes each corpus of parallel sentences.
+"""§5.1: the parallel corpora: where their text comes from and how it is divided into splits.
 
 A corpus is three splits of pairs (source, target). To add one, write a function like `files` and enter it in `CORPORA`.
 """
@@ -25,9 +25,9 @@ Pair = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Sentence pairs by split, each as a function that streams them; `checksums` say which text it is.
+    """A parallel corpus: `splits` maps the name of a split to a function that streams its pairs.
 
-    `table` compares what was found with what is known of the corpus, for people to read.
+    `checksums` identify the text. `table`, for people to read, compares the numbers of pairs with the known ones.
     """
 
     name: str
@@ -50,10 +50,10 @@ def read_corpus(
     archives: str = "",
     corpora: Mapping[str, CorpusReader] | None = None,
 ) -> Corpus:
-    """Finds, downloads if need be, and checks the corpus `name` of `corpora`, by default of `CORPORA`.
+    """Finds, downloads if necessary, and checks the corpus `name` of `corpora` (default: `CORPORA`).
 
-    `prefixes` are the user's own files for `files` (PREFIX stands for PREFIX.en and PREFIX.de); `directory` keeps
-    what is downloaded; `archives` is a folder that already has what would be.
+    `prefixes` name the user's files for the corpus `files`: PREFIX stands for PREFIX.en and PREFIX.de. Downloads are
+    kept in `directory`; `archives` is a folder that may already have them.
     """
     corpora = CORPORA if corpora is None else corpora
     choice("data.corpus", name, corpora)
@@ -64,15 +64,15 @@ def read_corpus(
 
 
 def one_line(text: str) -> str:
-    """`text` with each run of ASCII white space, newlines included, made one space, and none at the ends."""
+    """`text` with each run of ASCII white space, newlines included, replaced by one space, and stripped."""
     return re.sub(r"\s+", " ", text, flags=re.ASCII).strip(" ")
 
 
-# --- Your own two files ------------------------------------------------------------------------------------
+# --- The user's own files ----------------------------------------------------------------------------------
 
 
 def files(languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str) -> Corpus:
-    """Two plain-text files for each split, PREFIX.en and PREFIX.de, line n of one translating line n of the other."""
+    """Two plain-text files for each split, PREFIX.en and PREFIX.de, aligned line by line."""
     del directory, archives  # nothing to download
     paths = {split: _side_paths(f"data.{split}", prefixes[split], languages) for split in SPLITS}
     splits = {split: lambda sides=sides: _parallel_lines(sides) for split, sides in paths.items()}
@@ -91,7 +91,7 @@ def _side_paths(field: str, prefix: str, languages: tuple[str, str]) -> tuple[Pa
     source, target = (_count_lines(side) for side in sides)
     if source != target:
         raise InputError(
-            f"{field}={prefix}: {sides[0]} has {source} lines, {sides[1]} has {target}; they must pair line by line"
+            f"{field}={prefix}: {sides[0]} has {source} lines, {sides[1]} has {target}; line n must translate line n"
         )
     if source == 0:
         raise InputError(f"{field}={prefix}: {sides[0]} is empty; give at least one sentence a side")
@@ -101,7 +101,7 @@ def _side_paths(field: str, prefix: str, languages: tuple[str, str]) -> tuple[Pa
 def _count_lines(path: Path) -> int:
     count, last = 0, b"\n"
     with path.open("rb") as file:
-        while part := file.read(1 << 20):  # never a whole line, which may be of any length
+        while part := file.read(1 << 20):  # not line by line: a line may be of any length
             count, last = count + part.count(b"\n"), part[-1:]
     return count + (last != b"\n")
 
@@ -118,11 +118,11 @@ _WHEEL_SHA256 = "7ca5fbde9dea879ac7723949fc84347aac5182e6309c357b2e4973fd391b00f
 
 
 def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str) -> Corpus:
-    """The interface translations of Home Assistant (Apache-2.0), English with any of its languages.
+    """The user-interface translations of Home Assistant (Apache-2.0), English with any of its languages.
 
-    Pairs are the strings under one key in both languages, unique, in the order of integration and key. The
-    integration decides the split, so that no two splits share a source file; held-out pairs that share a side
-    with the training set are dropped. 36,522 / 306 / 769 pairs for English-German.
+    A pair is two strings with the same key. Duplicates are dropped; pairs are ordered by integration and key. The split
+    depends on the integration, so no source file is in two splits; held-out pairs that share a side with a training
+    pair are dropped. English-German has 36,522 / 306 / 769 pairs.
     """
     del prefixes, archives
     wheel = _fetch_wheel(directory)
@@ -140,7 +140,7 @@ def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directo
 
 
 def _fetch_wheel(directory: Path) -> Path:
-    """The wheel, downloaded once and hashed on every use; read as an archive, never installed."""
+    """The wheel, downloaded once and checked by its hash on every use. It is read as an archive, never installed."""
     wheel = directory / "downloads" / _WHEEL
     if not wheel.exists():
         wheel.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _fetch_wheel(directory: Path) -> Path:
 
 
 def _pip_download(requirement: str, directory: Path) -> None:
-    # The wheel is made for a newer Python than ours; it is only read, so its own requirement does not matter.
+    # The wheel requires a newer Python than ours, which does not matter as it is only read.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--ignore-requires-python"]
     command += ["--python-version", "3.14", "--only-binary=:all:", "--dest", str(directory), requirement]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -188,13 +188,13 @@ def _split_of(integration: str) -> str:
     return "dev" if percent < 2 else "test" if percent < 5 else "train"
 
 
-# --- WMT14: the paper's ------------------------------------------------------------------------------------
+# --- WMT14, the paper's data -------------------------------------------------------------------------------
 
 
 def wmt14_translate(
     foreign: str, languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str
 ) -> Corpus:
-    """WMT14's English with 'de' or 'fr', in either direction; newstest2013 for development, newstest2014 to test."""
+    """WMT14 English with 'de' or 'fr', in either direction; dev is newstest2013, test is newstest2014."""
     del prefixes
     name = f"wmt14_en{foreign}"
     if set(languages) != {"en", foreign}:

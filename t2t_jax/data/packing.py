@@ -1,4 +1,4 @@
-"""§5.1: sequence packing: several pairs in each row, so that every batch has one shape and next to no padding."""
+"""§5.1: sequence packing: each row holds several pairs, so all batches have one shape and hardly any padding."""
 
 import dataclasses
 import itertools
@@ -8,10 +8,9 @@ import numpy as np
 
 from t2t_jax.data.bucketing import ROWS_MULTIPLE, Bucket, rows_of
 
-# Lengths of packed rows are a multiple of this where they can be, as accelerators like them.
-_LENGTH_MULTIPLE = 8
-_SPARE = 0.003  # rows opened beyond those that the tokens would fill, as a share of these
-_PACKED = 1.008  # rows that packing ends with, for each that the tokens would fill, where there are many
+_LENGTH_MULTIPLE = 8  # row lengths are a multiple of this where possible, which suits the tiles of accelerators
+_SPARE = 0.003  # extra rows that `_fill` opens, as a fraction of the rows that the tokens alone would fill
+_PACKED = 1.008  # rows after packing a large corpus, divided by the rows that the tokens alone would fill
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +31,10 @@ class PackedPlan:
 
 
 class Packed:
-    """The layout of packed rows: a group is all pairs of the same two lengths.
+    """The layout of packed batches: a group is all pairs with the same source length and the same target length.
 
-    Rows are packed once, by lengths alone. Each epoch draws anew which pair of these lengths goes into which row, and
-    which rows make a batch.
+    Rows are packed once, by lengths alone. Each epoch randomly assigns pairs to the slots of their lengths, and rows to
+    batches.
     """
 
     def __init__(self, counts: np.ndarray, tokens_per_batch: int):
@@ -62,10 +61,10 @@ class Packed:
 
 
 def pack(source: np.ndarray, target: np.ndarray, source_length: int, target_length: int) -> np.ndarray:
-    """The row of each pair, given their lengths, longest pairs first; rows are numbered from 0, none is empty.
+    """Bin packing: the row of each pair, given the pairs' lengths, longest first. Rows are 0, 1, …; none is empty.
 
-    A row holds `source_length` and `target_length` subwords, at least those of any pair. The integer type of the
-    lengths must hold twice these.
+    A row holds `source_length` and `target_length` subwords, no fewer than any pair has. The integer type of the
+    lengths must be able to hold twice these.
     """
     rows, opened = np.full(len(source), -1, np.int32), 0
     left = np.arange(len(source), dtype=np.uint32)
@@ -77,12 +76,11 @@ def pack(source: np.ndarray, target: np.ndarray, source_length: int, target_leng
 
 
 def _fill(source: np.ndarray, target: np.ndarray, source_length: int, target_length: int) -> tuple[np.ndarray, int]:
-    """The row of each pair, −1 where it fitted into none, and the number of rows.
+    """The row of each pair, −1 if it fitted into none, and the number of rows.
 
-    As many rows as the tokens need are filled at once. Each round offers one pair to every row, longest pairs first,
-    so that short ones fill the gaps; all pairs of a round have nearly the same length. The row with the most free
-    source positions, compared to its free target positions, is offered the pair with the longest source, compared to
-    its target.
+    Opens as many rows as the tokens need and fills them in rounds. Each round offers one pair to every row, longest
+    pairs first, so that short pairs fill the gaps at the end; the pairs of a round have nearly equal lengths. Rows
+    sorted by free source minus free target positions meet pairs sorted by source minus target length.
     """
     needed = max(source.sum(dtype=np.int64) / source_length, target.sum(dtype=np.int64) / target_length)
     num_rows = min(len(source), math.ceil(needed) + int(_SPARE * needed))
@@ -114,9 +112,10 @@ def _fill(source: np.ndarray, target: np.ndarray, source_length: int, target_len
 
 
 def _packed_bucket(counts: np.ndarray, tokens_per_batch: int) -> Bucket:
-    """The shape of all packed batches: rows of about twice the longest sentence, or more, where eight of them fit.
+    """The shape of all packed batches: rows at least twice as long as the longest sentence if 8 of them fit.
 
-    Row lengths from 7/8 of that are tried; those with the least padding, the last batch's included, are taken.
+    The row lengths are those with the least padding, the incomplete last batch included; on the side with more tokens,
+    only lengths of at least 7/8 of the largest possible one are tried.
     """
     longest = np.array(counts.shape) - 1
     tokens = np.array([counts.sum(axis=1 - side) @ np.arange(length + 1) for side, length in enumerate(longest)])

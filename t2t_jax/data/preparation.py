@@ -1,8 +1,8 @@
-"""§5.1: from a corpus to its token store.
+"""§5.1: preparation of a token store: vocabularies, cleaning, encoding, deduplication.
 
-A store is written in a hidden folder beside it: first the vocabularies, then shards of cleaned and encoded pairs by
-several processes (shards.py), then the files of the store (token_store.py) without what the shards have twice. Each
-file there is whole or absent, so that an interrupted preparation resumes where it was and ends with the same bytes.
+A store is written in a hidden folder beside its final place: first the vocabularies; then shards of cleaned and
+encoded pairs, by worker processes (shards.py); then the deduplicated files of the store (token_store.py). Vocabularies
+and shards are written atomically, so an interrupted preparation resumes and ends with the same bytes.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ from t2t_jax.data.tokenizer import longest_whole, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
 from t2t_jax.files import alone_in, read_object, sha256, write_bytes, write_object
 
-_FORMAT = 3  # of stores; raised when the same corpus and settings give other bytes
-# Settings that came later, and the values with which a store is what it was before: they do not change its name.
+_FORMAT = 3  # version of stores; incremented when the same corpus and settings give other bytes
+# Settings added later, with the value that reproduces earlier stores. It is left out of the key: names do not change.
 _LATER_SETTINGS = {"task": "translation", "source_vocabulary": "", "source_vocab_size": 0}
 _RANGES = {
     "vocab_size": Range(1, 10_000_000),
     "source_vocab_size": Range(0, 10_000_000),
     "vocab_pairs": Range(0, 10**9),
-    "max_length": Range(2, 16_384),  # a subword and EOS; attention weights grow with its square
+    "max_length": Range(2, 16_384),  # at least a subword and EOS; attention takes quadratic memory
     "heldout_max_length": Range(0, 16_384),
 }
 
@@ -43,10 +43,10 @@ _RANGES = {
 class StoreSettings:
     """What a store depends on besides the corpus; the field names are those of `config.data`.
 
-    The vocabulary is the file `vocabulary` (see ready_vocabulary.py), or trained on `vocab_pairs` training pairs drawn
-    at random (0: all). It is that of both sides, or of the target alone where the source has one of its own: the file
-    `source_vocabulary`, or `source_vocab_size` trained pieces. Lengths are in subwords, EOS included. `max_length`
-    bounds training pairs; `heldout_max_length` says which dev and test pairs belong to the experiment (0: all).
+    The vocabulary is the file `vocabulary` (ready_vocabulary.py), or is trained on `vocab_pairs` randomly drawn
+    training pairs (0: all). It is joint, or of the target alone if the source has a separate one: the file
+    `source_vocabulary`, or `source_vocab_size` trained pieces. Lengths are in subwords, EOS included: `max_length`
+    bounds training pairs, `heldout_max_length` dev and test pairs (0: no bound).
     """
 
     task: str
@@ -83,9 +83,9 @@ class StoreSettings:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StoreSettings":
-        """Those of `config.data`."""
+        """The settings in `config.data`."""
         names = [field.name for field in dataclasses.fields(cls)]
-        if missing := [name for name in names if name not in data]:  # as in the runs that are imported
+        if missing := [name for name in names if name not in data]:  # as in imported runs
             raise InputError(f"data.{missing[0]} is not in the config: the run has no data of its own; name your files")
         fields = {name: data[name] for name in names}
         for name in ("vocabulary", "source_vocabulary"):
@@ -94,8 +94,8 @@ class StoreSettings:
 
 
 def open_store(data: Mapping[str, Any]) -> TokenStore:
-    """The store that the fields of `config.data` describe, prepared now if it is not there."""
-    settings = StoreSettings.of(data)  # checks itself, before anything is downloaded
+    """Opens the store that `config.data` describes, after preparing it if it does not exist."""
+    settings = StoreSettings.of(data)  # checked before anything is downloaded
     directory = Path(data["directory"]).expanduser()
     prefixes = {split: data[split] for split in SPLITS}
     languages = data["source_language"], data["target_language"]
@@ -105,7 +105,7 @@ def open_store(data: Mapping[str, Any]) -> TokenStore:
 
 
 def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenStore:
-    """Opens the store of this corpus with these settings under `directory`, writing it first if there is none."""
+    """Opens the store of this corpus with these settings under `directory`, after writing it if it does not exist."""
     final = directory / f"{corpus.name}-{'-'.join(corpus.languages)}-{_key(corpus, settings)}"
     work = final.with_name(f".{final.name}.unfinished")
     while work.exists() or not final.exists():
@@ -115,14 +115,14 @@ def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenSt
                 if not final.exists():
                     _write(corpus, settings, work, final)
                 shutil.rmtree(work)
-            except InputError:  # it would only be raised again
+            except InputError:  # resuming would only raise it again
                 shutil.rmtree(work)
                 raise
     return TokenStore(final)
 
 
 def _key(corpus: Corpus, settings: StoreSettings) -> str:
-    """What distinguishes the store from those of other text or settings."""
+    """The hash of all that the store depends on: text, languages and settings. It is part of the folder's name."""
     made_from = dataclasses.asdict(settings)
     made_from = {name: x for name, x in made_from.items() if x != _LATER_SETTINGS.get(name, object())}
     for name in {"vocabulary", "source_vocabulary"} & made_from.keys():
@@ -165,13 +165,13 @@ def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> 
     os.rename(store, final)
 
 
-# --- Vocabularies -------------------------------------------------------------------------------------------
+# --- Vocabularies ------------------------------------------------------------------------------------------
 
-_CHECKSUMS = "checksums.json"  # of the vocabularies of an unfinished store, written after them
+_CHECKSUMS = "checksums.json"  # written last: marks the vocabularies of an unfinished store as complete
 
 
 def _write_vocabularies(folder: Path, corpus: Corpus, settings: StoreSettings, task: Task) -> Vocabularies:
-    """Makes the vocabularies; the shards are encoded with these alone, however often the preparation is resumed."""
+    """Trains or copies the vocabularies; a resumed preparation reuses them, so that all shards are encoded alike."""
     folder.mkdir(exist_ok=True)
     sides = {JOINT_FILE: SIDES} if settings.is_joint else {SOURCE_FILE: ("source",), TARGET_FILE: ("target",)}
     for name, of in sides.items():
@@ -181,7 +181,7 @@ def _write_vocabularies(folder: Path, corpus: Corpus, settings: StoreSettings, t
 
 
 def _open_finished(folder: Path) -> Vocabularies | None:
-    """The vocabularies that an interrupted preparation completed."""
+    """The vocabularies of an interrupted preparation, or None if it did not complete them."""
     if not (folder / _CHECKSUMS).exists():
         return None
     try:
@@ -194,8 +194,8 @@ def _open_finished(folder: Path) -> Vocabularies | None:
 
 
 def _vocabulary(corpus: Corpus, settings: StoreSettings, task: Task, sides: tuple[str, ...]) -> bytes:
-    """The SentencePiece model of these sides."""
-    prefix = "source_" if sides == ("source",) else ""  # of the fields of config.data
+    """The SentencePiece model for these sides: the ready one if there is one, otherwise trained."""
+    prefix = "source_" if sides == ("source",) else ""  # of the field names in config.data
     ready, size = getattr(settings, f"{prefix}vocabulary"), getattr(settings, f"{prefix}vocab_size")
     pairs = draw(corpus.splits["train"](), settings.vocab_pairs)
     texts = (text for pair in pairs for text in _training_text(pair, settings, task, sides))
@@ -222,7 +222,7 @@ def _training_text(pair: Pair, settings: StoreSettings, task: Task, sides: tuple
 
 
 def _with_text(sentences: Iterator[str]) -> Iterator[str]:
-    """The sentences that are not blank, refused if there is none."""
+    """The sentences that are not blank; refuses text without any."""
     first = next(filter(None, sentences), None)
     if first is None:
         raise InputError("data.train has no text: every line is blank; give it sentences")
@@ -230,7 +230,7 @@ def _with_text(sentences: Iterator[str]) -> Iterator[str]:
 
 
 def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
-    """Reservoir sampling: `count` of the pairs, each equally likely, the same ones every time; 0: all of them."""
+    """Reservoir sampling: a uniform random sample of `count` pairs, the same for the same input; 0: all pairs."""
     if not count:
         return pairs
     reservoir, rng, num_read = list(itertools.islice(pairs, count)), np.random.default_rng(0), count
@@ -249,6 +249,7 @@ def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
 def _write_held_out(
     pairs: list[Pair], vocabularies: Vocabularies, task: Task, settings: StoreSettings, stem: Path
 ) -> dict[str, int]:
+    """Writes the text of 'dev' or 'test' within `heldout_max_length`, and returns how many pairs were read and kept."""
     limit, most = settings.heldout_max_length, longest_whole(settings.max_length)
     texts = [source for source, _ in pairs], [task.preprocess_target(target) for _, target in pairs]
     encoded = zip(*(v.encode_many(t) for v, t in zip(vocabularies, texts, strict=True)), strict=True)
@@ -256,7 +257,7 @@ def _write_held_out(
     for line, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), start=1):
         if limit and cleaning.is_too_long(*ids, limit):
             continue
-        if cleaning.is_too_long(*ids, most):  # could not be scored, after hours of training
+        if cleaning.is_too_long(*ids, most):  # evaluation could not score it, which would show only after training
             raise InputError(
                 f"data.{stem.name}, line {line}: {max(map(len, ids)):,} subwords, which must be at most {most:,}; "
                 f"split the line, or leave such lines out with data.heldout_max_length={most}"
@@ -265,6 +266,6 @@ def _write_held_out(
     if not kept:
         raise InputError(f"data.{stem.name}: no pair of at most data.heldout_max_length={limit} subwords")
     for side, name in enumerate(SIDES):
-        # Lines end at \n alone, so that a sentence may hold any other character.
+        # Only \n ends a line, so sentences may hold any other line-breaking character, such as U+2028.
         Path(f"{stem}.{name}.txt").write_bytes("".join(one_line(p[side]) + "\n" for p in kept).encode())
     return {"read": len(pairs), "kept": len(kept)}

@@ -1,7 +1,7 @@
-"""§5.1: a vocabulary that is there already: a SentencePiece model of ours, or the merges of subword-nmt.
+"""§5.1: ready-made vocabularies: a SentencePiece model, or BPE merges in subword-nmt's format.
 
-The preprocessed sets of the WMT14 papers come with such merges ("BPE codes"), one a line, the first applied first;
-`</w>` ends a word. Give the tokenised text, not the one that is already cut into subwords.
+Preprocessed WMT14 data comes with such merges ("BPE codes"): one per line, in the order in which they are applied, with
+`</w>` for the end of a word. They apply to tokenised text that is not yet split into subwords.
 """
 
 import collections
@@ -14,14 +14,14 @@ from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN, check_special_pieces, load
 from t2t_jax.errors import InputError
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
-_SPACE = "▁"  # SentencePiece's own; here it ends a word, as </w> does
-_LEAST_OFTEN = 5  # characters rarer than this, and in no merge, are cut into bytes
+_SPACE = "▁"  # SentencePiece's space; here a suffix of words, like subword-nmt's </w>
+_MIN_COUNT = 5  # characters that are in no merge become pieces from this count on; rarer ones are encoded as bytes
 
 
 def ready_vocabulary(path: Path, sentences: Iterable[str], field: str = "data.vocabulary") -> bytes:
-    """The SentencePiece model in `path`, or one that cuts words as the merges in `path` do.
+    """The SentencePiece model in `path`, or one that applies the BPE merges in `path`.
 
-    Characters of `sentences` that no merge has become pieces too.
+    In the second case, characters of `sentences` that are in no merge become pieces too.
     """
     if not path.is_file():
         raise InputError(f"{field}: no file {path}; give a SentencePiece model or subword-nmt's codes")
@@ -35,7 +35,7 @@ def ready_vocabulary(path: Path, sentences: Iterable[str], field: str = "data.vo
 
 
 def _checked(name: str, model: bytes) -> bytes:
-    """The model, if text can be encoded with it; `name` is what an error calls it."""
+    """The model, after checking that it can encode text; error messages call it `name`."""
     try:
         pieces = load_pieces(model, name)
     except InputError as error:
@@ -45,7 +45,7 @@ def _checked(name: str, model: bytes) -> bytes:
 
 
 def _merges(text: str) -> list[tuple[str, str]]:
-    """The pairs of a file of codes; ValueError where it is no such file."""
+    """The merges in the text of a file of BPE codes; ValueError if it is something else."""
     lines = [line for line in text.split("\n") if line and not line.startswith("#version")]
     pairs = [tuple(line.removesuffix("\r").split(" ")) for line in lines]
     if not pairs or any(len(pair) != 2 or not all(pair) for pair in pairs):
@@ -54,19 +54,20 @@ def _merges(text: str) -> list[tuple[str, str]]:
 
 
 def _alphabet(sentences: Iterable[str]) -> set[str]:
+    """The characters that occur at least `_MIN_COUNT` times."""
     counts = collections.Counter()
     for sentence in sentences:
         counts.update(sentence)
-    del counts["\0"]  # which SentencePiece has no piece for
-    return {character for character, count in counts.items() if count >= _LEAST_OFTEN and not character.isspace()}
+    del counts["\0"]  # SentencePiece cannot have it as a piece
+    return {character for character, count in counts.items() if count >= _MIN_COUNT and not character.isspace()}
 
 
 def model_of_merges(merges: list[tuple[str, str]], alphabet: Iterable[str] = ()) -> bytes:
-    """A SentencePiece model whose merges are these, in this order.
+    """A SentencePiece BPE model that applies these merges in this order, like subword-nmt.
 
-    It merges what would be an earlier piece first, as subword-nmt does. Before anything else the last character of
-    a word takes in the end of the word, with which subword-nmt begins. It may also join two pieces that together
-    are a piece but were never a merge; on real text that has not been seen.
+    The score of a piece is minus the rank of its merge, as SentencePiece merges the pair with the highest score first.
+    Pieces of a character and the end of a word have the highest score: subword-nmt starts from them. SentencePiece may
+    also merge two pieces into a third that has another merge; this has not been seen on real text.
     """
     merged = ["".join(pair).replace("</w>", _SPACE) for pair in merges]
     characters = sorted({c for piece in merged for c in piece.replace(_SPACE, "")} | set(alphabet) - {_SPACE})

@@ -1,6 +1,6 @@
-"""§5.1: training pairs cleaned and encoded by several processes, a shard at a time, and the shards joined.
+"""§5.1: worker processes clean and encode the training pairs shard by shard; then the shards are joined.
 
-A shard is whole or absent, and a function of its pairs alone: an interrupted preparation keeps those that are there.
+A shard is written atomically and depends on nothing but its pairs: a resumed preparation keeps the existing ones.
 """
 
 import concurrent.futures
@@ -27,13 +27,13 @@ from t2t_jax.data.token_store import SIDES, Sentences
 from t2t_jax.errors import DamagedError
 from t2t_jax.progress_bar import progress_bar
 
-SHARD_SIZE = 20_000  # pairs that are read, cleaned and encoded at a time by one process
+SHARD_SIZE = 20_000  # pairs
 
 
 class Encoding(NamedTuple):
-    """How a pair of training text becomes ids; what worker processes need, so it can be pickled.
+    """How a training pair becomes ids. It is pickled for the worker processes.
 
-    `vocabularies` is the folder that holds them, `held_out` an index of the dev and test sentences (cleaning.py).
+    `vocabularies` is their folder; `held_out` is the `leak_index` of the dev and test sentences.
     """
 
     vocabularies: Path
@@ -45,7 +45,7 @@ class Encoding(NamedTuple):
 
 
 def write_shards(pairs: Iterator[Pair], encoding: Encoding, folder: Path) -> list[Path]:
-    """Writes the shards that are not in `folder` yet, on all cores, and returns all of them in order."""
+    """Writes the shards that `folder` does not hold yet, on all cores; returns the paths of all shards in order."""
     paths = []
 
     def missing() -> Iterator[tuple[Path, list[Pair]]]:
@@ -63,17 +63,17 @@ def write_shards(pairs: Iterator[Pair], encoding: Encoding, folder: Path) -> lis
 
 
 def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, list[Pair]]]) -> Iterator[int]:
-    """`write(*job)` of each job, in worker processes; a single job is done in this process."""
+    """The results of `write(*job)`, computed by worker processes; a single job runs in this process."""
     first = list(itertools.islice(jobs, 2))
     if len(first) < 2:
         yield from (write(*job) for job in first)
         return
     cores = len(os.sched_getaffinity(0))
-    context = multiprocessing.get_context("spawn")  # the caller may have threads, which do not survive a fork
+    context = multiprocessing.get_context("spawn")  # not fork: the caller may have threads
     with concurrent.futures.ProcessPoolExecutor(cores, context, _end_with_parent) as pool:
         running = set()
         for job in itertools.chain(first, jobs):
-            with signals.left_to_parent():  # the first call starts the workers
+            with signals.left_to_parent():  # the first call starts the worker processes
                 running.add(pool.submit(write, *job))
             if len(running) > 2 * cores:
                 done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -82,7 +82,7 @@ def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, list[Pair]]]) -> Iterat
 
 
 def _end_with_parent() -> None:
-    """A killed parent cannot tell its workers to end."""
+    """Starts a thread that ends this worker process when its parent has died, even by SIGKILL."""
 
     def wait():
         multiprocessing.parent_process().join()
@@ -97,10 +97,10 @@ def _vocabularies(folder: Path) -> Vocabularies:
 
 
 def _write_shard(encoding: Encoding, path: Path, pairs: list[Pair]) -> int:
-    """Cleans and encodes some training pairs into one file, and returns how many there were.
+    """Cleans and encodes training pairs into one file, and returns how many pairs were read.
 
-    The file holds the ids of each side in one array and the lengths of its sentences, the keys by which duplicates are
-    found (none where they are kept), and the report.
+    The file holds, for each side, the concatenated ids and the lengths of the sentences; the keys for deduplication
+    (empty if that is off); and the cleaning report.
     """
     rules, report = encoding.rules, cleaning.Report()
     cleaned = cleaning.clean(pairs, rules, encoding.languages, encoding.held_out, report)
@@ -134,7 +134,7 @@ def _write_shard(encoding: Encoding, path: Path, pairs: list[Pair]) -> int:
 
 
 def _read_shard(path: Path, *names: str) -> Mapping[str, np.ndarray]:
-    """These arrays of a shard, or all of them, against their checksums."""
+    """The named arrays of a shard, or all of them; NumPy verifies their checksums."""
     try:
         with np.load(path) as arrays:
             return {name: arrays[name] for name in names or arrays.files}
@@ -143,7 +143,7 @@ def _read_shard(path: Path, *names: str) -> Mapping[str, np.ndarray]:
 
 
 def join_shards(shards: list[Path], vocabularies: Vocabularies, dtype: np.dtype, directory: Path) -> cleaning.Report:
-    """Writes the training files of a store: the pairs of all shards, without those that repeat an earlier one."""
+    """Writes the training files of a store: the pairs of all shards, deduplicated."""
     report, position = cleaning.Report(), [0, 0]
     keys = {"duplicate": "exact_keys", "near_duplicate": "near_keys"}
     repeated = {rule: _repeated(shards, name) for rule, name in keys.items()}
@@ -171,7 +171,7 @@ def join_shards(shards: list[Path], vocabularies: Vocabularies, dtype: np.dtype,
 
 
 def _repeated(shards: list[Path], name: str) -> np.ndarray:
-    """True for each pair of all shards whose key an earlier pair has; empty where there are no keys."""
+    """For each pair of all shards, whether an earlier pair has the same key; empty if there are no keys."""
     keys = np.concatenate([np.zeros(0, np.uint64), *(_read_shard(path, name)[name] for path in shards)])
     return cleaning.repeated(keys)
 
@@ -179,7 +179,7 @@ def _repeated(shards: list[Path], name: str) -> np.ndarray:
 def _report_repeated(
     report: cleaning.Report, rule: str, drop: np.ndarray, shard: Mapping[str, np.ndarray], vocabularies: Vocabularies
 ) -> None:
-    """Counts dropped pairs; the first of them become examples, as text."""
+    """Counts the dropped pairs, and decodes the first of them as examples."""
     sides = [Sentences(shard[f"{name}_ids"], shard[f"{name}_lengths"].cumsum()) for name in SIDES]
     for count, index in enumerate(np.flatnonzero(drop)):
         decoded = (v.decode(side[index]) for v, side in zip(vocabularies, sides, strict=True))
@@ -187,6 +187,6 @@ def _report_repeated(
 
 
 def chunks(pairs: Iterator[Pair], size: int) -> Iterator[list[Pair]]:
-    """Lists of `size` pairs; the last may have fewer."""
+    """The pairs in lists of `size`; the last may be shorter."""
     while chunk := list(itertools.islice(pairs, size)):
         yield chunk

@@ -1,7 +1,11 @@
-"""What a task is: the corpora it is learned from, its vocabularies, and how text becomes targets and back.
+"""A task: its corpora, its metric, and how text becomes targets and back; and the vocabularies of a run.
 
-A task is an entry of `TASKS`, which `data.task` names. Translation is one; another may have its own corpora, its own
-metric, and targets that are written as text in a form of their own, as constituency trees are (§6.3).
+Translation is one task; constituency parsing (§6.3) and users' own are others. Each is an entry of `TASKS`, which
+`data.task` names:
+
+    TASKS["summarization"] = Task(corpora={"files": corpora.files}, metric="bleu")
+
+Its functions must be defined at module level: they are pickled for the worker processes that prepare a corpus.
 """
 
 import dataclasses
@@ -30,10 +34,10 @@ def _same_output(source: str, output: str) -> str:
 class Task:
     """A sequence-to-sequence problem.
 
-    `corpora` are what `data.corpus` may name, `metric` is an entry of `METRICS` (t2t_jax/evaluation/metrics.py). The
-    model learns to produce `preprocess_target(target)`, such as a linearised tree, cut into subwords;
-    `postprocess_output(source, output)` makes of its detokenised output what a user reads and the metric compares
-    with the target itself. Both return a single line. They are module-level functions, as worker processes import them.
+    `corpora` are the possible values of `data.corpus`; `metric` is an entry of `METRICS`
+    (t2t_jax/evaluation/metrics.py). The model is trained on `preprocess_target(target)`, such as a linearised tree.
+    `postprocess_output(source, output)` turns the model's detokenised output into the text that users read and that the
+    metric compares with `target`. Both functions return a single line.
     """
 
     corpora: Mapping[str, CorpusReader]
@@ -51,14 +55,14 @@ def task_of(data: Mapping[str, Any]) -> Task:
 
 
 class Vocabularies(NamedTuple):
-    """The subwords of both sides; `source` and `target` are one object where the vocabulary is joint (§5.1)."""
+    """The tokenizers of both sides (§5.1); `source` is `target` if the vocabulary is joint."""
 
     source: Tokenizer
     target: Tokenizer
 
     @classmethod
     def open(cls, folder: Path) -> "Vocabularies":
-        """Those in a run folder or a token store."""
+        """The vocabularies in a run folder or a token store."""
         joint, *separate = (folder / name for name in (JOINT_FILE, SOURCE_FILE, TARGET_FILE))
         if joint.is_file():
             return cls(*(Tokenizer(joint),) * 2)
@@ -78,14 +82,14 @@ class Vocabularies(NamedTuple):
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The files that `open` reads: their names and contents."""
+        """The contents of the files that `open` reads, by name."""
         if self.is_joint:
             return {JOINT_FILE: self.target.model}
         return {SOURCE_FILE: self.source.model, TARGET_FILE: self.target.model}
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of the joint vocabulary, or of the two checksums."""
+        """The SHA-256 of the joint vocabulary, or of the two checksums together."""
         if self.is_joint:
             return self.target.checksum
         return hashlib.sha256(f"{self.source.checksum} {self.target.checksum}".encode()).hexdigest()

@@ -1,13 +1,13 @@
-"""§5.1: the tokenised corpus on disk: written once, memory-mapped, any pair read in O(1).
+"""§5.1: the tokenised corpus on disk: written once, memory-mapped, random access to any pair in O(1).
 
-A store is a folder named for what it was made from (see preparation.py, which writes it):
+A store is a folder, written by preparation.py, whose name holds a hash of the text and the settings:
 
     manifest.json               settings, counts, report, and the SHA-256 of every other file
     vocab.model                 the joint vocabulary; or source_vocab.model and target_vocab.model
-    train.{source,target}.ids   the ids of every sentence, EOS last, one after the other (uint16, or uint32 for
-                                vocabularies beyond 65,536)
-    train.{source,target}.ends  int64: where each sentence ends in `.ids`
-    {dev,test}.{source,target}.txt   the held-out text
+    train.{source,target}.ids   the concatenated ids of all sentences, each ended by EOS (uint16, or uint32 if a
+                                vocabulary has more than 65,536 pieces)
+    train.{source,target}.ends  the end of each sentence in `.ids` (int64)
+    {dev,test}.{source,target}.txt   the held-out text, a sentence per line
 """
 
 import hashlib
@@ -28,9 +28,9 @@ _CHUNK = 1 << 20  # sentences whose lengths are computed at a time
 
 
 class Sentences:
-    """One side of the training set; `sentences[i]` is the ids of the i-th sentence.
+    """One side of the training set; `sentences[i]` holds the ids of sentence i.
 
-    `ids` are those of all sentences, one after the other; sentence i is `ids[ends[i - 1] : ends[i]]`.
+    `ids` concatenates all sentences; sentence i is `ids[ends[i - 1] : ends[i]]`.
     """
 
     def __init__(self, ids: np.ndarray, ends: np.ndarray):
@@ -38,7 +38,7 @@ class Sentences:
 
     @classmethod
     def open(cls, stem: Path, dtype: np.dtype) -> "Sentences":
-        """Maps the two files of a store without reading them."""
+        """Memory-maps the two files of one side of a store."""
         return cls(np.memmap(f"{stem}.ids", dtype, mode="r"), np.memmap(f"{stem}.ends", np.int64, mode="r"))
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Sentences:
     def lengths(self) -> np.ndarray:
         """The number of subwords of every sentence, EOS included."""
         found, start = np.empty(len(self._ends), np.int32), 0
-        for first in range(0, len(found), _CHUNK):  # `ends` has twice the bytes
+        for first in range(0, len(found), _CHUNK):  # `ends` takes twice the memory of the lengths
             ends = self._ends[first : first + _CHUNK]
             found[first : first + len(ends)] = np.diff(ends, prepend=start)
             start = ends[-1]
@@ -66,7 +66,7 @@ _FILES = _TEXT_FILES | {JOINT_FILE}, _TEXT_FILES | {SOURCE_FILE, TARGET_FILE}
 
 
 def _checked_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a store, all of whose files match it."""
+    """The manifest of a store, after comparing the checksum of every file with it."""
     again = f"delete {directory} and run again"
     try:
         manifest = read_object(directory / "manifest.json")
@@ -83,7 +83,7 @@ def _checked_manifest(directory: Path) -> dict[str, Any]:
 
 
 class TokenStore:
-    """A complete store; opening it checks every file against its checksum."""
+    """A complete store; opening it verifies the checksum of every file."""
 
     def __init__(self, directory: Path):
         self.directory = directory
@@ -102,7 +102,7 @@ class TokenStore:
         return tuple(path.read_text("utf-8").split("\n")[:-1] for path in paths)
 
     def describe(self) -> str:
-        """What is in the store and what was left out, for people to read."""
+        """A summary for people: what the store holds and what was dropped."""
         lines = [str(self.report)]
         for split, counts in self.held_out_counts.items():
             beyond = counts["read"] - counts["kept"]

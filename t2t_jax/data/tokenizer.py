@@ -1,6 +1,6 @@
-"""§5.1: subword vocabularies (SentencePiece), joint or of one side.
+"""§5.1: subword tokenisation with SentencePiece; a vocabulary is joint or of one side.
 
-Ids: 0 padding and start symbol, 1 EOS, 2 unknown (never produced where byte pieces are on).
+Ids: 0 is padding and the start symbol, 1 EOS, 2 unknown (never produced by models with byte fallback).
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from t2t_jax.errors import InputError
 from t2t_jax.files import single_line
 
 PAD, EOS, UNKNOWN = 0, 1, 2
-_LONGEST = 1024
-MOST_BYTES = 1 << 24  # of a model's file; a quarter of a million pieces take 5 million
-_LONGEST_REPLACEMENT = 1024  # bytes for one character; NFKC needs 33
+_LONGEST = 1024  # subwords
+MOST_BYTES = 1 << 24  # bytes of a SentencePiece file; 250,000 pieces take 5 million
+_LONGEST_REPLACEMENT = 1024  # bytes that normalisation may put in place of one character; NFKC needs 33
 
 
 def longest_whole(max_length: int) -> int:
-    """How many subwords, EOS included, are translated or scored at once by a model trained on up to `max_length`."""
+    """The longest text, in subwords with EOS, that a model trained on `max_length` subwords takes in one piece."""
     return max(max_length, _LONGEST)
 
 
@@ -39,13 +39,12 @@ def train_vocabulary(
     character_coverage: float = 1.0,
     replace: Mapping[str, str] | None = None,
 ) -> bytes:
-    """Trains a SentencePiece model of exactly `vocab_size` pieces and returns its file's contents.
+    """Trains a SentencePiece model of exactly `vocab_size` pieces and returns the contents of its file.
 
-    With `byte_fallback`, 256 of the pieces are bytes, so any text survives text → ids → text unchanged except
-    that white space is made single spaces (`one_line`) and U+2581, SentencePiece's own space, becomes a space.
-    `character_coverage` is the share of the text whose characters are pieces; the rest, the rarest, are bytes.
-    `replace` maps single characters to what is encoded instead of them, in training and whenever text is encoded.
-    `field` is what an error calls the size.
+    With `byte_fallback`, 256 of the pieces are bytes: text → ids → text is then the identity, except that runs of white
+    space become one space (`one_line`) and so does U+2581, SentencePiece's space. `character_coverage` is the fraction
+    of the text whose characters are pieces; the remaining, rare ones are encoded as bytes. `replace` holds
+    normalisation rules, from single characters to strings, for training and for encoding. Errors call the size `field`.
     """
     model = io.BytesIO()
     try:
@@ -74,31 +73,32 @@ def train_vocabulary(
 
 
 def _codes(text: str) -> str:
+    """The code points of a text in the format of SentencePiece's normalisation rules."""
     return " ".join(f"{ord(character):X}" for character in text)
 
 
 def _reason(error: Exception) -> str:
-    """SentencePiece's own sentence, without the source line it puts in front."""
+    """SentencePiece's error message without the line of C++ code before it."""
     text = one_line(str(error))
     return text.split("] ", 1)[-1] or "the vocabulary could not be trained on this text; try a smaller one"
 
 
 def _checked(number: int, text: str) -> str:
-    """`text` as one line; refused where Unicode knows no such text."""
+    """`text` on one line; refuses lone surrogates, which UTF-8 cannot encode."""
     if not isinstance(text, str):
         raise InputError(f"text {number}: must be a str; got {type(text).__name__}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"text {number}, character {error.start + 1}: {text[error.start]!a} is half of a surrogate pair; "
+            f"text {number}, character {error.start + 1}: {text[error.start]!a} is a lone surrogate; "
             "read the text as UTF-8, without errors='surrogateescape'"
         ) from None
     return one_line(text)
 
 
 def read_model(path: Path, name: str) -> bytes:
-    """The contents of a vocabulary's file; `name` is what a message calls it."""
+    """The contents of a vocabulary's file; error messages call it `name`."""
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:
@@ -109,33 +109,33 @@ def read_model(path: Path, name: str) -> bytes:
 
 
 def load_pieces(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
-    """The SentencePiece model with these contents; `name` is that of its file, for what is wrong with it."""
+    """The SentencePiece processor for a file with these contents; error messages call the file `name`."""
     try:
         pieces = sentencepiece.SentencePieceProcessor()
-        pieces.LoadFromSerializedProto(model)  # the constructor would take an empty one for none at all
-        for i in range(len(pieces)):  # a damaged one may have pieces that are no text
+        pieces.LoadFromSerializedProto(model)  # unlike the constructor, refuses empty contents
+        for i in range(len(pieces)):  # pieces of a damaged model may not be UTF-8
             pieces.id_to_piece(i)
         longest = _longest_replacement(sentencepiece_model_pb2.ModelProto.FromString(model))
-    except (RuntimeError, UnicodeDecodeError, MemoryError, DecodeError):  # the last where SentencePiece is lenient
+    except (RuntimeError, UnicodeDecodeError, MemoryError, DecodeError):  # protobuf is stricter than SentencePiece
         raise InputError(f"{name} is not a SentencePiece model, or is damaged; restore it from a copy") from None
     if longest > _LONGEST_REPLACEMENT:
         raise InputError(
-            f"{name} replaces a character by {longest:,} bytes; at most {_LONGEST_REPLACEMENT} are allowed, or a short "
-            "text could take any memory"
+            f"{name} replaces a character by {longest:,} bytes; at most {_LONGEST_REPLACEMENT} are allowed, so "
+            "that memory stays bounded"
         )
     return pieces
 
 
 def _longest_replacement(model: sentencepiece_model_pb2.ModelProto) -> int:
-    """The bytes that at most take the place of a character, in normalisation or of what is unknown."""
+    """The most bytes that normalisation, denormalisation or the unknown piece put in place of one character."""
     maps = (model.normalizer_spec.precompiled_charsmap, model.denormalizer_spec.precompiled_charsmap)
-    # The size of a trie, the trie, and what it points to, each ended by a zero byte.
+    # Format: the size of a trie, the trie, then the replacements, each ended by a zero byte.
     replacements = [found for blob in maps for found in blob[4 + int.from_bytes(blob[:4], "little") :].split(b"\0")]
     return max(map(len, (*replacements, model.trainer_spec.unk_surface.encode())))
 
 
 def check_special_pieces(pieces: sentencepiece.SentencePieceProcessor, name: str) -> None:
-    """Refuses models whose padding, EOS and unknown are not the pieces 0, 1 and 2."""
+    """Refuses models whose padding, EOS and unknown pieces do not have the ids 0, 1 and 2."""
     ids = pieces.pad_id(), pieces.eos_id(), pieces.unk_id()
     if ids != (PAD, EOS, UNKNOWN):
         raise InputError(
@@ -145,12 +145,12 @@ def check_special_pieces(pieces: sentencepiece.SentencePieceProcessor, name: str
 
 
 class Tokenizer:
-    """Text ⇄ ids. Encoded sentences end with EOS; decoding stops at it."""
+    """Text ⇄ ids. Encoding appends EOS; decoding stops at the first EOS."""
 
     def __init__(self, path: Path):
         if not path.is_file():
             raise InputError(f"no vocabulary {path}; a run folder has it beside config.json")
-        self.model = read_model(path, str(path))  # the file's contents
+        self.model = read_model(path, str(path))  # contents of the file
         self._pieces = load_pieces(self.model, str(path))
         check_special_pieces(self._pieces, str(path))
         self.checksum = hashlib.sha256(self.model).hexdigest()
@@ -163,26 +163,26 @@ class Tokenizer:
         return [*self._pieces.encode(_checked(1, text)), EOS]
 
     def encode_many(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
-        """`encode` of each text, on all cores where `num_threads` is −1."""
+        """`encode` of each text, on `num_threads` threads; −1: on all cores."""
         lines = [_checked(number, text) for number, text in enumerate(texts, start=1)]
         encoded = self._pieces.encode(lines, num_threads=num_threads)
         return [[*ids, EOS] for ids in encoded]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids` up to the first EOS, in a single line whatever the pieces; padding is skipped."""
+        """The text of `ids` up to the first EOS, always a single line; padding is skipped."""
         text = self._pieces.decode([i for i in self._until_eos(ids) if i not in (PAD, EOS)])
-        return single_line(text.removesuffix(" "))  # of the last word, where pieces end with the space
+        return single_line(text.removesuffix(" "))  # with BPE codes the last word ends with a space
 
     def piece(self, id: int) -> str:
-        """The text of one subword."""
+        """The piece with this id."""
         return self._pieces.id_to_piece(id)
 
     def pieces(self) -> list[str]:
-        """All subwords, by id."""
+        """All pieces, in the order of their ids."""
         return [self.piece(i) for i in range(len(self))]
 
     def tokens(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """The pieces of `ids`, EOS included."""
+        """The pieces of `ids` up to and with the first EOS."""
         return [self.piece(i) for i in self._until_eos(ids)]
 
     def _until_eos(self, ids: Sequence[int] | np.ndarray) -> list[int]:

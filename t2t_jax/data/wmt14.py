@@ -1,11 +1,11 @@
-"""§5.1: WMT14 English–German and English–French, read from the task's own archives.
+"""§5.1: WMT14 English–German and English–French, read from the archives of the shared task.
 
-The builder `wmt14_translate` of TensorFlow Datasets knows which file of which archive belongs to which split and how
-to read it; TensorFlow itself is not needed. Ours differs in three things: pairs stay in the order of the files, each
-archive is hashed before every use, and each part of a split is a shard of its own, written as it is read.
+The builder `wmt14_translate` of TensorFlow Datasets knows which files of which archives make each split and how to read
+them (TensorFlow itself is not needed). Our subclass differs in three ways: pairs stay in file order, the hash of an
+archive is checked before every use, and each part of a split is streamed into its own shard.
 
-What is kept is `DIRECTORY/tensorflow_datasets/wmt14_translate/{de,fr}-en/1.0.0`: array_record shards and a
-`manifest.json` with their checksums, which are compared on every use. The archives are not needed any more then.
+The result is `DIRECTORY/tensorflow_datasets/wmt14_translate/{de,fr}-en/1.0.0`: array_record shards, and `manifest.json`
+with their checksums, which are verified on every use. The archives are then no longer needed.
 """
 
 import codecs
@@ -32,7 +32,7 @@ from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.files import alone_in, read_object, sha256, write_object
 from t2t_jax.progress_bar import progress_bar
 
-_SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # ours: the builder's
+_SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # our name → the builder's
 _HELD_OUT_PAIRS = {"dev": 3_000, "test": 3_003}  # newstest2013 and newstest2014
 _FILTERED_TEST_PAIRS = 2_737
 _TRAIN_PAIRS = {"de": 4_508_785, "fr": 40_836_715}
@@ -41,21 +41,21 @@ _READ_AHEAD = 1000  # pairs
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """English with one foreign language, on disk; `checksums` say which text it is, `table` where it comes from."""
+    """A prepared language pair on disk; `checksums` identify the text, `table` tells people where it comes from."""
 
     directory: Path
     checksums: dict[str, str]
     table: str
 
     def pairs(self, split: str, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
-        """Those of 'train', 'dev' or 'test' in file order, the sides in the order of `languages`.
+        """Streams the pairs of 'train', 'dev' or 'test' in file order, as (`languages[0]`, `languages[1]`).
 
-        Training text is as it is in the archives; entities of the held-out sets' SGML are resolved.
+        Training text is unchanged; in the held-out sets, which are SGML, character entities are unescaped.
         """
         import tensorflow_datasets as tfds
         from tensorflow_datasets.proto import tf_example_pb2
 
-        # Parsing the records here is more than twice as fast as having it done for features of any shape.
+        # Parsing the records here is more than twice as fast as the generic decoder.
         source = tfds.builder_from_directory(self.directory).as_data_source(
             _SPLITS[split], deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
         )
@@ -67,14 +67,14 @@ class Prepared:
 
 
 def unescape(text: str) -> str:
-    """`text` with `&amp;`, `&#39;` and the like resolved, once; an ampersand without a semicolon stays."""
+    """`text` with character entities such as `&amp;` and `&#39;` unescaped once; an `&` without `;` stays."""
     return re.sub(r"&#?\w+;", lambda entity: html.unescape(entity[0]), text)
 
 
 def prepare(foreign: str, directory: Path, archives: str) -> Prepared:
-    """English with 'de' or 'fr', prepared now if it is not there.
+    """English with 'de' or 'fr', after preparing it under `directory` if it does not exist.
 
-    `archives` is a folder that already has some of the archives; others are downloaded.
+    `archives` is a folder that already has some of the archives; the others are downloaded.
     """
     root = directory / "tensorflow_datasets"
     final = root / "wmt14_translate" / f"{foreign}-en" / "1.0.0"
@@ -97,7 +97,7 @@ def _prepare(foreign: str, final: Path, downloads: Path, archives: str) -> None:
         if not folders[0].is_dir():
             raise InputError(f"data.archives={archives}: no such folder; name one that has the archives, or none")
     root = final.parents[2]
-    for left in root.glob(".unfinished-*"):  # by a process that was killed; we are alone here
+    for left in root.glob(".unfinished-*"):  # by a killed process; the file lock excludes running ones
         shutil.rmtree(left)
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=root) as work:
         builder = _builder_class()(data_dir=work, config=f"{foreign}-en")
@@ -112,18 +112,18 @@ def _prepare(foreign: str, final: Path, downloads: Path, archives: str) -> None:
 
 
 def check_counts(directory: Path, parts: Iterable[Mapping[str, Any]]) -> None:
-    """Refuses a shard that has not as many records as were written."""
+    """Refuses a shard whose number of records is not the number written."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     for part in parts:
         reader = ArrayRecordReader(str(directory / part["shard"]))
-        if (found := reader.num_records()) != part["pairs"]:  # of a truncated file it says 0
+        if (found := reader.num_records()) != part["pairs"]:  # 0 for a truncated file
             raise DamagedError(f"{directory / part['shard']}: {found:,} records, expected {part['pairs']:,}; run again")
         reader.close()
 
 
 def _checked_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest, after comparing every file with it."""
+    """The manifest, after comparing the checksum of every file with it."""
     path = directory / "manifest.json"
     try:
         manifest = read_object(path)
@@ -139,13 +139,13 @@ def _checked_manifest(directory: Path) -> dict[str, Any]:
 
 
 def _table(foreign: str, parts: list[dict[str, Any]]) -> str:
-    """For people: what each split is made of, how many pairs it should have and how many it has."""
+    """A table for people: the parts of each split, and its expected and actual number of pairs."""
     expected = {"train": _TRAIN_PAIRS[foreign]} | _HELD_OUT_PAIRS
     rows = [("wmt14_translate", "expected", "ours", f"{foreign}-en; where from")]
     for split in _SPLITS:
-        own = [part for part in parts if part["split"] == split]
-        rows.append((split, f"{expected[split]:,}", f"{sum(part['pairs'] for part in own):,}", ""))
-        for part in own:
+        in_split = [part for part in parts if part["split"] == split]
+        rows.append((split, f"{expected[split]:,}", f"{sum(part['pairs'] for part in in_split):,}", ""))
+        for part in in_split:
             rows.append((f"  {part['name']}", "", f"{part['pairs']:,}", f"{part['archive']}: {part['files']}"))
     return "\n".join(f"{row[0]:<20}{row[1]:>12}{row[2]:>12}  {row[3]}".rstrip() for row in rows)
 
@@ -154,18 +154,18 @@ def _table(foreign: str, parts: list[dict[str, Any]]) -> str:
 
 
 class Archives:
-    """The builder's download manager: finds or downloads an archive, hashes it, unpacks it for this run alone.
+    """The builder's download manager: finds or downloads an archive, checks its hash, extracts it temporarily.
 
-    `url_infos` say the size and sha256 of each URL; `folders` are looked in, and the last keeps downloads.
+    `url_infos` has the size and SHA-256 of each URL. Archives are looked for in `folders`; the last keeps downloads.
     """
 
     def __init__(self, url_infos: Mapping[str, Any], folders: list[Path], work: Path):
         self._url_infos, self._folders, self._work = url_infos, folders, work
         self._unpacked = {}
-        self.downloaded_size = 0  # the builder asks
+        self.downloaded_size = 0  # read by the builder
 
     def download_and_extract(self, urls: Any) -> Any:
-        """The folder for a URL; lists and mappings of URLs give the same of folders."""
+        """The folder of an extracted archive; for lists and mappings of URLs, those of their folders."""
         if isinstance(urls, Mapping):
             return {name: self.download_and_extract(url) for name, url in urls.items()}
         if not isinstance(urls, str):
@@ -175,7 +175,7 @@ class Archives:
         return self._unpacked[urls]
 
     def extract(self, paths: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Nothing: these corpora have no files that must be fetched by hand."""
+        """Nothing: these corpora have no manually downloaded files."""
         assert not paths
         return paths
 
@@ -202,12 +202,12 @@ class Archives:
 
 
 def base_name(url: str) -> str:
-    """The name an archive has on disk."""
+    """The file name of an archive."""
     return url.rsplit("/", 1)[-1]
 
 
 def download(url: str, path: Path, size: int) -> Path:
-    """Writes the `size` bytes at `url` to `path`, whole or not at all."""
+    """Downloads the `size` bytes at `url` to `path`, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     advice = f"check the network, or put {path.name} into a folder and name that in data.archives"
@@ -229,7 +229,7 @@ def download(url: str, path: Path, size: int) -> Path:
 
 
 def _url_infos() -> dict[str, Any]:
-    """Size and sha256 of each archive; those of the French ones are noted under WMT13 only."""
+    """The size and SHA-256 of each archive; TensorFlow Datasets lists some French ones under WMT13 only."""
     from tensorflow_datasets.translate import wmt13, wmt14
 
     return wmt13.Wmt13Translate.url_infos | wmt14.Wmt14Translate.url_infos
@@ -240,12 +240,12 @@ def _url_infos() -> dict[str, Any]:
 
 @functools.cache
 def _builder_class() -> type:
-    """A function, so that nobody waits for the import who does not need it."""
+    """Our subclass of the builder. Created on demand, because its imports are slow."""
     import tensorflow_datasets as tfds
     from tensorflow_datasets.translate import wmt, wmt14
 
     class InFileOrder(wmt14.Wmt14Translate, skip_registration=True):
-        """Writes each part of a split as one shard, in order; `parts` says what was written."""
+        """Writes each part of a split as one shard, in file order; `parts` describes what was written."""
 
         name = "wmt14_translate"
         archives: Archives
@@ -265,7 +265,7 @@ def _builder_class() -> type:
         def _download_and_prepare(self, dl_manager: Archives, download_config: Any = None) -> None:
             subsets = {str(generator.name): generator.gen_kwargs for generator in self._split_generators(dl_manager)}
             self.parts, infos = [], []
-            for split in ("dev", "test", "train"):  # a wrong test set is found before the long part
+            for split in ("dev", "test", "train"):  # the long part last: a wrong test set is refused early
                 infos.append(self._write_split(split, **subsets[_SPLITS[split]]))
                 _check_held_out(split, infos[-1].num_examples)
             self.info.set_splits(tfds.core.splits.SplitDict(infos))
@@ -292,7 +292,7 @@ def _builder_class() -> type:
         def _generate_examples(
             self, split_subsets: list[str], extraction_map: dict[str, list[str]]
         ) -> Iterator[tuple[str, dict[str, str]]]:
-            """As the builder reads them, but text a line at a time: it takes ten times a file's size in memory."""
+            """As in the builder, but plain text is streamed: the builder takes ten times a file's size in memory."""
             for name in split_subsets:
                 paths = wmt.DATASET_MAP[name].get_path(self.builder_config.language_pair[0])
                 if paths[0].endswith(".sgm"):
@@ -319,7 +319,7 @@ def _builder_class() -> type:
 
 
 def parallel_text(*paths: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, {language: sentence}) of files named for their languages, pairs with an empty side left out."""
+    """Streams (line number, {language: sentence}) of aligned files, named by suffix; drops pairs with an empty side."""
     languages = [path.name.removesuffix(".gz").rsplit(".", 1)[-1] for path in paths]
     with contextlib.ExitStack() as stack:
         open_file = lambda path: stack.enter_context((gzip.open if path.suffix == ".gz" else open)(path, "rb"))

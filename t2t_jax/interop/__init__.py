@@ -1,1 +1,1 @@
-"""Trained models in and out of other systems: Hugging Face Marian, CTranslate2, fairseq, safetensors."""
+"""Export to and import from other systems: Hugging Face Marian, CTranslate2, fairseq, safetensors."""

@@ -1,24 +1,25 @@
-"""The three embedding tables and the positions of a model, as other systems want them written out."""
+"""Embedding tables and position encodings in the form that other systems store, and what those systems lack."""
 
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from t2t_jax.data.tokenizer import PAD
-from t2t_jax.errors import InputError
+from t2t_jax.data.task import Vocabularies
+from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
+from t2t_jax.errors import InputError, shown
 from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.layers import sinusoidal_positions, t2t_positions
 from t2t_jax.model.transformer import TransformerConfig
 
-_LONGEST_INPUT = 1024  # CTranslate2 reads at most this many source pieces unless told otherwise
+_LONGEST_INPUT = 1024  # CTranslate2's default max_input_length, in source tokens
 
 
 def tables(params: Params, config: TransformerConfig) -> dict[str, np.ndarray]:
-    """`source`, `target` and `softmax`, [vocab, D] each.
+    """The `source`, `target` and `softmax` tables, [source vocab, D], [vocab, D] and [vocab, D].
 
-    Padding and the start symbol are the zero vector whatever the table holds for id 0, while the softmax uses that
-    row as it is: so the input tables get zeros there and can't be the softmax's own array.
+    Our model embeds id 0 (padding and start symbol) as the zero vector whatever row 0 of the table holds, but the
+    softmax uses row 0. The input tables are therefore copies with zeros in row 0, never tied to the softmax.
     """
     names = {side: "embedding" for side in ("source", "target", "softmax")}
     if not config.share_embeddings:
@@ -29,7 +30,7 @@ def tables(params: Params, config: TransformerConfig) -> dict[str, np.ndarray]:
 
 
 def from_tables(source: np.ndarray, target: np.ndarray, softmax: np.ndarray) -> Params:
-    """The parameters of our embeddings: one matrix where the three agree, the unused rows for id 0 aside."""
+    """The parameters of our embeddings: one shared table where all three are equal, the unused row 0 aside."""
     if all(np.array_equal(np.delete(side, PAD, 0), np.delete(softmax, PAD, 0)) for side in (source, target)):
         return {"embedding": {"table": softmax}}
     sides = {"source_embedding": source, "target_embedding": target, "softmax": softmax}
@@ -37,7 +38,7 @@ def from_tables(source: np.ndarray, target: np.ndarray, softmax: np.ndarray) -> 
 
 
 def positions(params: Params, config: TransformerConfig, rows: int) -> dict[str, np.ndarray]:
-    """The vectors of positions 0, 1, … of `source` and `target`, [rows, D] each."""
+    """The position encodings of positions 0 to `rows` − 1 for `source` and `target`, [rows, D] each (§3.5)."""
     if config.positions == "learned":
         index = np.minimum(np.arange(rows), config.max_positions - 1)
         return {side: np.asarray(params[f"{side}_positions"]["table"])[index] for side in ("source", "target")}
@@ -46,12 +47,12 @@ def positions(params: Params, config: TransformerConfig, rows: int) -> dict[str,
 
 
 def position_rows(run_config: dict[str, Any]) -> int:
-    """Positions to write: the longest input, however long in training, and what a translation may have more."""
+    """How many positions to write: the longest source, and `decode.max_extra_length` more for its translation."""
     return max(_LONGEST_INPUT, run_config["data"]["max_length"]) + run_config["decode"]["max_extra_length"]
 
 
 def check_attention(config: TransformerConfig, system: str) -> None:
-    """Refuses attention that other systems do not have: of another kind, within a window, or with d_k of its own."""
+    """Refuses what `system` lacks: other attention functions, windowed attention, d_k or d_v other than d_model / h."""
     if config.attention != "dot_product":
         raise InputError(f"model.attention={config.attention!r}: {system} has 'dot_product' only")
     if config.attention_window:
@@ -61,3 +62,15 @@ def check_attention(config: TransformerConfig, system: str) -> None:
         raise InputError(
             f"model.d_k={config.d_k}, model.d_v={config.d_v}: {system} has heads of d_model/num_heads = {width:g} only"
         )
+
+
+def special_pieces(vocabularies: Vocabularies, system: str) -> tuple[str, str, str]:
+    """The names of the padding, EOS and unknown pieces; `system` has one name for each, in both vocabularies."""
+    source, target = (tuple(map(vocabulary.piece, (PAD, EOS, UNKNOWN))) for vocabulary in vocabularies)
+    if source != target:
+        theirs = [", ".join(map(shown, names)) for names in (source, target)]
+        raise InputError(
+            f"vocabularies: padding, EOS and unknown are {theirs[0]} in the source vocabulary, {theirs[1]} in the "
+            f"target's; {system} has one name for each of them; --format=safetensors keeps both vocabularies"
+        )
+    return source

@@ -1,7 +1,7 @@
-"""Reads another system's files: nothing in them is run, and every value is checked before it is used.
+"""Readers of untrusted files of other systems: no code in them is executed, every value is validated before its use.
 
-What is wrong is one line that names the file or field. Shapes are checked before a tensor is read, so that the memory
-that is taken is bounded by the length of the file, whatever it says of itself.
+Errors are one line that names the file or the field. Shapes are validated before a tensor is read, so that the length
+of a file bounds the memory, whatever sizes the file declares.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import ml_dtypes  # noqa: F401  (teaches NumPy the name bfloat16, which safetensors asks it for)
+import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy, for safetensors)
 import numpy as np
 
 from t2t_jax.errors import DamagedError, InputError, StopError, shown
@@ -23,18 +23,18 @@ from t2t_jax.interop.export import need
 from t2t_jax.interop.torch_names import State
 
 _MOST_JSON = 1 << 24  # bytes; parsed, JSON takes some 20 times as much memory
-_ZIP = b"PK\x03\x04"  # how torch.save's files begin
-_FLOATS = ("F64", "F32", "F16", "BF16")  # as safetensors names them
+_ZIP = b"PK\x03\x04"  # the first bytes of a zip file, which torch.save writes
+_FLOATS = ("F64", "F32", "F16", "BF16")  # names in safetensors
 
-# Sizes that no model comes near.
+# Upper bounds, far above the sizes of real models.
 MOST_LAYERS, MOST_HEADS, MOST_CHANNELS, MOST_POSITIONS, MOST_SYMBOLS = 1000, 1 << 12, 1 << 20, 1 << 16, 1 << 24
 
-Shape = tuple[int | None, ...]  # None: any number
+Shape = tuple[int | None, ...]  # None: any size
 _T = TypeVar("_T")
 
 
 def foreign_json(field: str, path: str | Path) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """The object in a JSON file; refuses files that are too long or hold another JSON value."""
     path = existing_file(field, path)
     size = path.stat().st_size
     if size > _MOST_JSON:
@@ -46,51 +46,51 @@ def foreign_json(field: str, path: str | Path) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of another system's configuration, each checked as it is taken; null is the same as absent."""
+    """Validating access to the fields of another system's configuration; null means absent."""
 
     def __init__(self, file: str, values: Mapping[str, Any]):
         self._file, self._values = file, values
 
     def integer(self, name: str, least: int, most: int, default: int | None = None) -> int:
-        """A whole number from `least` to `most`; required without a default."""
+        """An integer from `least` to `most`; without a default the field is required."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._refusal(name, f"it must be a whole number from {least} to {most}")
+            raise self._refusal(name, f"it must be an integer from {least} to {most}")
         return value
 
     def fraction(self, name: str, default: float) -> float:
-        """A number that is at least 0 and below 1."""
+        """A number in [0, 1)."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise self._refusal(name, "it must be a number from 0 to below 1")
+            raise self._refusal(name, "it must be a number of at least 0 and below 1")
         return float(value)
 
     def flag(self, name: str) -> bool:
-        """True or false; false where it is absent."""
+        """A Boolean; False if absent."""
         value = self._value(name, False)
         if not isinstance(value, bool):
             raise self._refusal(name, "it must be true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
-        """A word; the default where it is absent or empty."""
+        """A printable string; the default if absent or empty."""
         value = self._value(name, default)
         if not isinstance(value, str) or not value.isprintable():
-            raise self._refusal(name, "it must be a word")
+            raise self._refusal(name, "it must be a printable string")
         return value or default
 
     def must_be(self, name: str, wanted: Any, default: Any = None) -> None:
-        """Refuses every value but one, the only one that our model has."""
+        """Refuses every value but `wanted`, the only one that our model supports."""
         value = self._values.get(name, default)
         is_plain = value is None or isinstance(value, (bool, int, float, str))
         if not is_plain or value != wanted:
             raise InputError(f"{self._file}: {name} is {shown(value)}; our model has {wanted!r} only")
 
     def in_both(self, field: str, take: Callable[[str], _T]) -> _T:
-        """What `take` gives for a field of the encoder and of the decoder, which must be the same."""
+        """`take` of a field, which must be the same for encoder and decoder."""
         encoder, decoder = (take(f"{stack}_{field}") for stack in ("encoder", "decoder"))
         if encoder != decoder:
-            raise InputError(f"{self._file}: encoder_{field}={encoder}, decoder_{field}={decoder}; ours must be equal")
+            raise InputError(f"{self._file}: encoder_{field}={encoder}, decoder_{field}={decoder}; they must be equal")
         return encoder
 
     def _value(self, name: str, default: Any) -> Any:
@@ -104,9 +104,9 @@ class Fields:
 
 
 def heads(file: str, d_model: int, num_heads: int) -> dict[str, int]:
-    """Our fields of the attention heads, which share the channels evenly."""
+    """Our fields of the attention heads, d_k = d_v = d_model / h; refuses an h that does not divide d_model."""
     if d_model % num_heads:
-        raise InputError(f"{file}: {num_heads} attention heads do not share d_model={d_model} channels evenly")
+        raise InputError(f"{file}: {num_heads} attention heads must divide d_model={d_model}")
     return {"num_heads": num_heads, "d_k": d_model // num_heads, "d_v": d_model // num_heads}
 
 
@@ -114,16 +114,16 @@ def heads(file: str, d_model: int, num_heads: int) -> dict[str, int]:
 
 
 class Tensor(NamedTuple):
-    """A tensor that is in a file but not yet read."""
+    """A tensor in a file: its shape, and a function that reads it."""
 
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray]
 
 
 def read_torch_file(field: str, path: Path) -> Any:
-    """What `torch.save` wrote: tensors, plain values and `argparse.Namespace`. Nothing else is ever constructed.
+    """Loads a `torch.save` file of tensors, plain values and `argparse.Namespace`; refuses all other classes.
 
-    Tensors are read when they are used. A file that holds more than its own length, as compressed ones do, is refused.
+    Tensors are memory-mapped. A zip file whose contents are longer than itself (compressed, a zip bomb) is refused.
     """
     need("torch")
     import torch
@@ -142,14 +142,14 @@ def read_torch_file(field: str, path: Path) -> Any:
         name = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise InputError(
             f"{field}: {path} holds {name[1] if name else 'something'}, neither a tensor nor a plain value nor an "
-            "argparse.Namespace; nothing in it was run. Save it again with less in it"
+            "argparse.Namespace; nothing in it was run. Save the checkpoint again without it"
         ) from None
-    except Exception as error:  # an unpickler of broken files raises whatever their contents lead to
+    except Exception as error:  # unpickling a damaged file can raise anything
         raise InputError(f"{field}: {path} can't be read as a PyTorch file ({type(error).__name__})") from None
 
 
 def _check_zip(field: str, path: Path) -> None:
-    """Refuses a zip file whose members are compressed, longer together than the file, or unlike their checksums."""
+    """Refuses a zip file whose members are compressed, longer than the file, or do not match their checksums."""
     with zipfile.ZipFile(path) as file:
         members, size = file.infolist(), path.stat().st_size
         total = sum(member.file_size for member in members)
@@ -161,18 +161,18 @@ def _check_zip(field: str, path: Path) -> None:
 
 
 def plain_dict(value: Any) -> dict[str, Any]:
-    """The entries of an unpickled dict or Namespace whose keys are strings; of anything else, none."""
+    """The entries with string keys of an unpickled dict or Namespace; none for other values."""
     if isinstance(value, argparse.Namespace):
         value = vars(value)
-    # Not value.items(): an unpickled OrderedDict may have an attribute of that name.
+    # Not value.items(): pickle can give an OrderedDict an attribute of that name.
     entries = dict.items(value) if isinstance(value, dict) else ()
     return {name: x for name, x in entries if isinstance(name, str)}
 
 
 def torch_tensors(field: str, state: Any, skipped: tuple[str, ...] = ()) -> dict[str, Tensor]:
-    """The tensors of a state dict that `read_torch_file` returned, but for those whose names end as in `skipped`."""
+    """The tensors of a state dict from `read_torch_file`, except those whose names end with one of `skipped`."""
     if not isinstance(state, dict):
-        raise InputError(f"{field}: {shown(state)} in place of the parameters by their names")
+        raise InputError(f"{field} holds {shown(state)}; it must hold a state dict, tensors by name")
     named = {_name(field, name): value for name, value in dict.items(state)}
     return {name: _torch_tensor(field, name, x) for name, x in named.items() if not name.endswith(skipped)}
 
@@ -185,9 +185,7 @@ def _torch_tensor(field: str, name: str, value: Any) -> Tensor:
     floats = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     is_plain = value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
     if not is_plain or value.dtype not in floats:
-        raise InputError(
-            f"{field}: {name} is {_kind(value)}; parameters must be dense tensors of floats: convert it before saving"
-        )
+        raise InputError(f"{field}: {name} is {_kind(value)}; parameters must be dense float tensors on the CPU")
     return Tensor(tuple(value.shape), lambda: value.detach().float().numpy())
 
 
@@ -204,7 +202,7 @@ def safetensors_tensors(field: str, path: Path) -> dict[str, Tensor]:
         file = safetensors.safe_open(path, framework="numpy")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
         kinds = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
-    except Exception as error:  # its own error, or the operating system's, or Unicode's
+    except Exception as error:  # SafetensorError, OSError or UnicodeError
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{field}: {path} can't be read as safetensors: {reason}") from None
     for name, (_, dtype) in kinds.items():
@@ -215,26 +213,29 @@ def safetensors_tensors(field: str, path: Path) -> dict[str, Tensor]:
 
 def _name(field: str, name: Any) -> str:
     if not isinstance(name, str) or not name.isprintable() or len(name) > 200:
-        raise InputError(f"{field}: {shown(name)} is no name of a parameter")
+        raise InputError(
+            f"{field}: {shown(name)} is no name of a parameter, a printable string of up to 200 characters"
+        )
     return name
 
 
 def read_state(field: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape], size: int) -> State:
-    """All tensors of a file of `size` bytes as float32, once every name and shape is one of `shapes`.
+    """All tensors of a file of `size` bytes, as float32, after checking their names and shapes against `shapes`.
 
-    Refuses infinity and NaN.
+    Refuses infinities and NaN.
     """
     unknown = sorted(tensors.keys() - shapes.keys())
     if unknown:
-        raise InputError(f"{field}: our model has nothing for {', '.join(unknown[:5])}")
+        raise InputError(f"{field}: our model has no parameter for {', '.join(unknown[:5])}")
     for name, tensor in tensors.items():
         if not _fits(tensor.shape, shapes[name]):
             wanted = str(shapes[name]).replace("None", "any")
-            raise InputError(f"{field}: {name} is {tensor.shape}, its config says {wanted}")
-    # Of a file in half precision, with one embedding for source, target and softmax, six times its length is read.
+            raise InputError(f"{field}: {name} has shape {tensor.shape}; its config requires {wanted}")
+    # In float32 the values take up to six times the length of the file: half precision doubles it, and an embedding
+    # that is stored once for source, target and softmax triples it. More means expanded (zero-stride) tensors.
     values = sum(math.prod(tensor.shape) for tensor in tensors.values())
     if 4 * values > 8 * size:
-        raise InputError(f"{field} says that it has {values:,} values, but is only {size:,} bytes long")
+        raise InputError(f"{field} declares {values:,} values, but is only {size:,} bytes long")
     return {name: _read(field, name, tensor) for name, tensor in tensors.items()}
 
 

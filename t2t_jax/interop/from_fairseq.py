@@ -1,10 +1,10 @@
-"""A fairseq checkpoint of the `transformer` family as a run folder.
+"""Imports a fairseq checkpoint of the `transformer` architectures: it becomes a run folder.
 
     python -m t2t_jax.interop.from_fairseq checkpoint_best.pt dict.en.txt dict.de.txt RUN --sentencepiece=spm.model
 
-fairseq's sinusoids are those of the paper's code (`model.positions='t2t'`) but start at position padding_idx + 1, and
-its decoder starts from the embedding of EOS. Neither is a layout of ours, and both are a table: the model becomes one
-of `model.positions='learned'`, whose rows are fairseq's positions, the start symbol added to the target's first.
+fairseq's position encodings are those of the paper's code (`model.positions='t2t'`) from position padding_idx + 1 on,
+and its decoder input starts with the embedding of EOS, where ours starts with a zero vector. The imported model has
+`model.positions='learned'` instead: tables of fairseq's encodings, the embedding of EOS added to the target's row 0.
 """
 
 import argparse
@@ -42,10 +42,10 @@ from t2t_jax.model.transformer import TransformerConfig
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq.data.Dictionary: ids 0 to 3
 _PAD, _EOS = 1, 2
-_NEVER = -1e4  # a logit whose probability is 0 in float32
-_SOFTMAX = ("decoder.output_projection.weight", "decoder.embed_out")  # newer and older name
+_ZERO_PROBABILITY = -1e4  # a logit; its softmax is 0 in float32
+_SOFTMAX = ("decoder.output_projection.weight", "decoder.embed_out")  # names in newer and in older versions
 
-# What a field must be, and is where the checkpoint does not say (fairseq's base_architecture).
+# The values that our model supports; they are also fairseq's defaults (base_architecture).
 _REQUIRED = {
     "activation_fn": "relu",
     "adaptive_input": False,
@@ -62,7 +62,7 @@ _MOST_DICTIONARY = 1 << 24  # bytes
 def from_fairseq(
     checkpoint: str | Path, dictionaries: Sequence[str | Path], run: str | Path, *, sentencepiece: str | Path
 ) -> None:
-    """Writes the run folder `run`; the model computes what fairseq's does."""
+    """Writes the run folder `run`; its model computes the same logits as fairseq's."""
     with new_folder("run", run) as target:
         path = existing_file("checkpoint", checkpoint)
         spm = existing_file("sentencepiece", sentencepiece)
@@ -80,7 +80,7 @@ def from_fairseq(
             raise InputError(f"checkpoint: embed_dim is {shape['d_model']}; it must be even for sinusoidal positions")
         config = TransformerConfig(
             vocab_size=len(vocabulary.ids), positions="learned", max_positions=rows, layer_norm_epsilon=1e-5, **shape
-        )  # PyTorch's epsilon, which fairseq never changes
+        )  # ε: PyTorch's default, which fairseq always uses
         state = _state(path, saved["model"], config, learned)
         tables, start = _tables(state, theirs, len(ids))
         positions = _positions(state, rows, learned, start)
@@ -93,19 +93,19 @@ def from_fairseq(
 
 
 def _arguments(saved: dict[str, Any]) -> Fields:
-    """The model's fields, flat: of `args`, or of `cfg['model']` where newer versions keep them."""
+    """The model's options: `args`, or `cfg['model']` in newer versions, with nested encoder and decoder flattened."""
     if not isinstance(saved.get("model"), dict):
         raise InputError("checkpoint: no 'model' in it; give a checkpoint that fairseq-train wrote")
     args = plain_dict(saved.get("args")) or plain_dict(plain_dict(saved.get("cfg")).get("model"))
     if not args:
-        raise InputError("checkpoint: neither 'args' nor 'cfg' says how the model is built")
+        raise InputError("checkpoint: neither 'args' nor 'cfg' holds the model's options; it must hold one of them")
     for stack in ("encoder", "decoder"):
         args |= {f"{stack}_{field}": value for field, value in plain_dict(args.get(stack)).items()}
     return Fields("checkpoint", args)
 
 
 def _shape(theirs: Fields) -> dict[str, Any]:
-    """The fields of our config; refuses what our model does not have."""
+    """The fields of our `TransformerConfig`; refuses architectures that our model does not have."""
     for field, value in _REQUIRED.items():
         theirs.must_be(field, value, default=value)
     layers = theirs.in_both("layers", lambda name: theirs.integer(name, 1, MOST_LAYERS, 6))
@@ -124,7 +124,7 @@ def _shape(theirs: Fields) -> dict[str, Any]:
 
 
 def _state(path: Path, saved: Any, config: TransformerConfig, learned: bool) -> State:
-    """All parameters; of those that count versions or say where a table lies, none."""
+    """All parameters; buffers for version numbers and devices are skipped."""
     skipped = (".version", "embed_positions._float_tensor")
     tensors = torch_tensors(f"checkpoint: {path}", saved, skipped)
     names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *_SOFTMAX]
@@ -134,15 +134,18 @@ def _state(path: Path, saved: Any, config: TransformerConfig, learned: bool) -> 
 
 
 def _dictionary(paths: Sequence[str | Path]) -> dict[str, int]:
-    """fairseq's id of each symbol; both languages must share one dictionary."""
+    """fairseq's id of each symbol of the joint dictionary."""
     read = [_symbols(existing_file("dictionary", path)) for path in paths]
     if any(symbols != read[0] for symbols in read):
-        raise InputError(f"dictionary: {' and '.join(map(str, paths))} differ; our model has one vocabulary for both")
+        raise InputError(
+            f"dictionary: {' and '.join(map(str, paths))} differ; only models with one joint dictionary "
+            "(fairseq-preprocess --joined-dictionary) can be imported"
+        )
     return {symbol: index for index, symbol in enumerate(read[0])}
 
 
 def _symbols(path: Path) -> list[str]:
-    """The four special symbols, and the one of each line, which its count follows."""
+    """The symbols in the order of their ids: four special ones, then one per line of `symbol count`."""
     size = path.stat().st_size
     if size > _MOST_DICTIONARY:
         raise InputError(f"dictionary: {path} has {size:,} bytes; at most {_MOST_DICTIONARY:,} are read")
@@ -160,7 +163,7 @@ def _symbols(path: Path) -> list[str]:
 
 
 def _tables(state: State, theirs: Fields, size: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Source, target and softmax embeddings in fairseq's order, scaled as ours are; and the start symbol's vector."""
+    """The source, target and softmax tables in fairseq's order with our scaling, and the scaled embedding of EOS."""
     source, target = (take(state, f"{stack}.embed_tokens.weight") for stack in ("encoder", "decoder"))
     found = [state.pop(name) for name in _SOFTMAX if name in state]
     tables = [source, target, *(found[:1] or [target])]
@@ -169,12 +172,12 @@ def _tables(state: State, theirs: Fields, size: int) -> tuple[list[np.ndarray], 
             raise InputError(f"dictionary: {size} symbols with the four special ones, but embeddings of {len(table)}")
     d_model = source.shape[1]
     scale = d_model**-0.5 if theirs.flag("no_scale_embedding") else 1.0
-    with np.errstate(over="ignore"):  # infinities are refused when the run is written
+    with np.errstate(over="ignore"):  # `write_run` refuses infinities
         return [scale * table for table in tables[:2]] + tables[2:], scale * target[_EOS] * d_model**0.5
 
 
 def _positions(state: State, rows: int, learned: bool, start: np.ndarray) -> Params:
-    """The vector of each position, the start symbol's own added to the target's position 0, where it always is."""
+    """The tables of position encodings; `start`, the start symbol's vector, is added to the target's position 0."""
     tables = {}
     for stack, side in (("encoder", "source"), ("decoder", "target")):
         if learned:
@@ -190,44 +193,44 @@ def _positions(state: State, rows: int, learned: bool, start: np.ndarray) -> Par
 
 
 def _final_norm(state: State, shape: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and bias of the layer normalisation before the softmax."""
+    """Scale and bias of the last LayerNorm, whose output enters the softmax."""
     name = f"decoder.layers.{shape['num_layers'] - 1}.final_layer_norm"
     name = "decoder.layer_norm" if shape["norm"] == "pre" else name
     return tuple(take(dict(state), f"{name}.{part}") for part in ("weight", "bias"))
 
 
 def _reorder(tables: list[np.ndarray], ids: np.ndarray, norm: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
-    """The tables in our order of ids. A piece that the dictionary lacks is never read, and must never be written."""
+    """The tables in our order of ids; pieces that the dictionary lacks get softmax rows of probability 0."""
     missing = ids < 0
     tables = [table[np.where(missing, ids[UNKNOWN], ids)] for table in tables]
     if missing.any():
         for table in tables:
-            table[missing] = _never(*norm)
+            table[missing] = _zero_probability_row(*norm)
     return tables
 
 
-def _never(scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """A row of the softmax whose logit is always `_NEVER`.
+def _zero_probability_row(scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """A row of the softmax table whose logit is `_ZERO_PROBABILITY` for every input.
 
-    y = scale·n + bias with Σn = 0 after layer normalisation, so Σ y/scale = Σ bias/scale whatever the sentence.
+    The output of LayerNorm is y = scale·n + bias with Σn = 0, so Σ y/scale = Σ bias/scale is a constant.
     """
     with np.errstate(all="ignore"):
         total = np.sum(bias / scale)
-        row = (_NEVER / total / scale).astype(np.float32)
+        row = (_ZERO_PROBABILITY / total / scale).astype(np.float32)
     if not abs(total) > 1e-3 or not np.isfinite(row).all():
         raise InputError(
-            "sentencepiece: it has pieces that the dictionary lacks, and the last layer normalisation has no bias to "
-            "give them probability 0; add them to the dictionary and the embeddings"
+            "sentencepiece: it has pieces that the dictionary lacks, which cannot be given probability 0 as the bias "
+            "of the last LayerNorm is zero; add them to the dictionary and the embeddings"
         )
     return row
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m t2t_jax.interop.from_fairseq", description=__doc__)
-    parser.add_argument("checkpoint", help="what fairseq-train wrote; no code in it is run")
-    parser.add_argument("dictionaries", nargs="+", metavar="dictionary", help="dict.*.txt, both the same")
+    parser.add_argument("checkpoint", help="a checkpoint of fairseq-train; no code in it is executed")
+    parser.add_argument("dictionaries", nargs="+", metavar="dictionary", help="dict.*.txt of one joint dictionary")
     parser.add_argument("run", help="the run folder to write")
-    parser.add_argument("--sentencepiece", required=True, help="the SentencePiece model that cut the text")
+    parser.add_argument("--sentencepiece", required=True, help="the SentencePiece model that tokenised the text")
     return run_command(parser, from_fairseq, argv)
 
 

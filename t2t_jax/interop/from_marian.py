@@ -1,9 +1,9 @@
-"""A Hugging Face Marian folder as a run folder.
+"""Imports a Hugging Face Marian model: its folder becomes a run folder.
 
     python -m t2t_jax.interop.from_marian FOLDER RUN
 
-Models with the paper's parts: ReLU, one SentencePiece model for both languages, a start symbol that is the zero
-vector, no bias on the logits, as many layers, heads and inner units in one stack as in the other.
+The model must have the paper's architecture: ReLU, the zero vector as the embedding of the start symbol, no bias on the
+logits, encoder and decoder of equal size. It must have one joint vocabulary.
 """
 
 import argparse
@@ -39,12 +39,12 @@ from t2t_jax.interop.torch_names import State, from_torch, has_attention_bias, p
 from t2t_jax.interop.vocabulary import Vocabulary, in_our_order
 from t2t_jax.model.transformer import TransformerConfig
 
-LAYER_NORM_EPSILON = 1e-5  # PyTorch's; Marian's layers have no other
+LAYER_NORM_EPSILON = 1e-5  # PyTorch's default, which Marian always uses
 _TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 
 
 def from_marian(folder: str | Path, run: str | Path) -> None:
-    """Writes the run folder `run`; the model computes what `MarianMTModel` does."""
+    """Writes the run folder `run`; its model computes the same logits as `MarianMTModel`."""
     with new_folder("run", run) as target:
         folder = existing_file("folder", Path(folder) / "config.json").parent
         theirs = Fields("config.json", foreign_json("folder", folder / "config.json"))
@@ -63,7 +63,7 @@ def from_marian(folder: str | Path, run: str | Path) -> None:
 
 
 def _shape(theirs: Fields) -> dict[str, float]:
-    """The fields of our config; refuses what our model does not have."""
+    """The fields of our `TransformerConfig`; refuses architectures that our model does not have."""
     theirs.must_be("model_type", "marian")
     theirs.must_be("activation_function", "relu")
     layers = theirs.in_both("layers", lambda name: theirs.integer(name, 1, MOST_LAYERS))
@@ -82,14 +82,18 @@ def _shape(theirs: Fields) -> dict[str, float]:
 
 
 def _languages(folder: Path) -> tuple[str, str]:
-    """What tokenizer_config.json calls source and target language, if it is there."""
-    path = folder / "tokenizer_config.json"
-    theirs = Fields(path.name, foreign_json("folder", path) if path.exists() else {})
+    """The source and target language in tokenizer_config.json, where it names them."""
+    theirs = _tokenizer_config(folder)
     return theirs.text("source_lang", "source"), theirs.text("target_lang", "target")
 
 
+def _tokenizer_config(folder: Path) -> Fields:
+    path = folder / "tokenizer_config.json"
+    return Fields(path.name, foreign_json("folder", path) if path.exists() else {})
+
+
 def _state(folder: Path, config: TransformerConfig) -> State:
-    """All parameters but the positions, which are ours too."""
+    """All parameters but the sinusoidal position encodings, which our model computes."""
     path = folder / "model.safetensors"
     if path.exists():
         tensors = safetensors_tensors("folder", existing_file("folder", path))
@@ -103,18 +107,25 @@ def _state(folder: Path, config: TransformerConfig) -> State:
 
 
 def _vocabulary(folder: Path) -> Vocabulary:
-    """One SentencePiece model for both languages, and Marian's id of each piece."""
+    """The joint SentencePiece model, and Marian's id of each piece."""
+    if _tokenizer_config(folder).flag("separate_vocabs"):
+        raise InputError(
+            "tokenizer_config.json: separate_vocabs is True; only models with one joint vocabulary can be imported"
+        )
     paths = [existing_file("folder", folder / f"{side}.spm") for side in ("source", "target")]
     source, target = (read_model(path, f"folder: {path}") for path in paths)
     if source != target:
-        raise InputError("source.spm and target.spm differ; our model has one vocabulary for both languages")
+        raise InputError(
+            "folder: source.spm and target.spm differ; only models with one joint vocabulary, the same file twice, can "
+            "be imported"
+        )
     ids = foreign_json("folder", folder / "vocab.json")
     theirs, pieces = Fields("vocab.json", ids), {}
     for piece in ids:
         other = pieces.setdefault(theirs.integer(piece, 0, MOST_SYMBOLS), piece)
         if other != piece:
             raise InputError(
-                f"vocab.json: {shown(other)} and {shown(piece)} have one id, {ids[piece]}; each needs its own"
+                f"vocab.json: {shown(other)} and {shown(piece)} have one id, {ids[piece]}; ids must be unique"
             )
     found = in_our_order(source, ids, field="source.spm", pad="<pad>", eos="</s>", unknown="<unk>")
     if -1 in found.ids:
@@ -123,7 +134,7 @@ def _vocabulary(folder: Path) -> Vocabulary:
 
 
 def _tables(state: State, theirs: Fields, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Source, target and softmax embeddings in our order of ids, scaled as ours are."""
+    """The source, target and softmax tables in our order of ids and with our scaling."""
     for name in _TABLES:
         rows = len(state[f"{name}.weight"]) if f"{name}.weight" in state else np.inf
         if rows <= ids.max():
@@ -134,11 +145,11 @@ def _tables(state: State, theirs: Fields, ids: np.ndarray) -> tuple[np.ndarray, 
     if source is None or target is None:
         raise InputError("folder: no embedding among the parameters (model.shared or model.encoder.embed_tokens)")
     if np.any(state.pop("final_logits_bias", 0)):
-        raise InputError("folder: final_logits_bias is not zero; our softmax has no bias")
+        raise InputError("folder: final_logits_bias is not zero; it must be, as our softmax has no bias")
     start = theirs.integer("decoder_start_token_id", 0, len(target) - 1)
     if start != ids[PAD] or target[start].any():
         raise InputError(
-            f"config.json: decoder_start_token_id={start} must be <pad> ({ids[PAD]}) with a zero embedding; ours is"
+            f"config.json: decoder_start_token_id={start} must be <pad> ({ids[PAD]}) with a zero embedding"
         )
     scale = 1.0 if theirs.flag("scale_embedding") else source.shape[1] ** -0.5
     return scale * source[ids], scale * target[ids], softmax[ids]
@@ -146,7 +157,7 @@ def _tables(state: State, theirs: Fields, ids: np.ndarray) -> tuple[np.ndarray, 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m t2t_jax.interop.from_marian", description=__doc__)
-    parser.add_argument("folder", help="what MarianMTModel.save_pretrained and MarianTokenizer.save_pretrained wrote")
+    parser.add_argument("folder", help="written by save_pretrained of MarianMTModel and MarianTokenizer")
     parser.add_argument("run", help="the run folder to write")
     return run_command(parser, from_marian, argv)
 

@@ -1,8 +1,7 @@
-"""A folder that `ctranslate2.Translator` loads.
+"""Exports to CTranslate2: a folder that `ctranslate2.Translator` loads.
 
-Every layout of ours can be written: positions are a table, so the sinusoids, the layout of the paper's code and
-learned positions are alike; pre-norm, separate embeddings and separate vocabularies are supported. d_k and d_v must be
-d_model / num_heads.
+CTranslate2 stores position encodings as a table, so all kinds of `model.positions` can be exported; so can pre-norm
+models, separate embeddings and separate vocabularies. d_k and d_v must be d_model / num_heads.
 """
 
 from pathlib import Path
@@ -10,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
 from t2t_jax.decoding.trained_model import TrainedModel
 from t2t_jax.files import write_bytes
-from t2t_jax.interop.embeddings import check_attention, position_rows, positions, tables
+from t2t_jax.interop.embeddings import check_attention, position_rows, positions, special_pieces, tables
 from t2t_jax.interop.torch_names import State, to_torch
 from t2t_jax.model.transformer import TransformerConfig
 
 
 def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
-    """model.bin, config.json, the pieces of the vocabularies, and the SentencePiece models that cut text into them."""
+    """Writes model.bin, config.json, the vocabularies as lists of pieces, and their SentencePiece models."""
     config = trained.model.config
     check_attention(config, "CTranslate2")
+    pad, eos, unknown = special_pieces(trained.vocabularies, "CTranslate2")
     rows = position_rows(trained.run.config)
     spec = _spec(config, to_torch(trained.params, config))
     for stack, side in ((spec.encoder, "source"), (spec.decoder, "target")):
@@ -31,11 +30,10 @@ def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
     spec.decoder.embeddings.weight = embeddings["target"]
     spec.decoder.projection.weight = embeddings["softmax"]
 
-    source, pieces = (vocabulary.pieces() for vocabulary in trained.vocabularies)
-    spec.register_source_vocabulary(source)
-    spec.register_target_vocabulary(pieces)
-    spec.config.unk_token, spec.config.eos_token = pieces[UNKNOWN], pieces[EOS]
-    spec.config.bos_token = spec.config.decoder_start_token = pieces[PAD]
+    spec.register_source_vocabulary(trained.vocabularies.source.pieces())
+    spec.register_target_vocabulary(trained.vocabularies.target.pieces())
+    spec.config.unk_token, spec.config.eos_token = unknown, eos
+    spec.config.bos_token = spec.config.decoder_start_token = pad
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = config.layer_norm_epsilon
     spec.validate()
@@ -46,7 +44,7 @@ def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
 
 
 def _spec(config: TransformerConfig, state: State) -> Any:
-    """The layers of both stacks."""
+    """CTranslate2's model specification with the weights of all encoder and decoder layers."""
     from ctranslate2.specs import common_spec, transformer_spec
 
     spec = transformer_spec.TransformerSpec.from_config(
@@ -76,7 +74,7 @@ def _spec(config: TransformerConfig, state: State) -> Any:
 
 
 def _set_linear(linear: Any, state: State, *names: str) -> None:
-    """One layer, or several fused along their outputs."""
+    """Sets one linear layer, or the concatenation of several along their output axis."""
     linear.weight = np.concatenate([state[f"{name}.weight"] for name in names])
     linear.bias = np.concatenate([state[f"{name}.bias"] for name in names])
 

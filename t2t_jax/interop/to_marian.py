@@ -1,7 +1,8 @@
-"""A folder that Hugging Face `MarianMTModel` and `MarianTokenizer` load.
+"""Exports to Hugging Face Transformers: a folder that `MarianMTModel` and `MarianTokenizer` load.
 
-Marian's positions are the paper's sinusoids with all sines before all cosines: the same numbers on permuted channels.
-So the channels of the residual stream are permuted once, in every parameter, and nothing else changes.
+Marian's position encodings are the paper's sinusoids with all sines before all cosines, that is, with permuted
+channels. The export applies this permutation to the D axis of every parameter; the network computes the same function.
+Separate vocabularies become `vocab.json` and `target_vocab.json`, with `separate_vocabs` in the tokenizer's config.
 """
 
 from pathlib import Path
@@ -9,21 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN, Tokenizer
+from t2t_jax.data.tokenizer import EOS, PAD, Tokenizer
 from t2t_jax.decoding.trained_model import TrainedModel
 from t2t_jax.errors import InputError
 from t2t_jax.files import write_bytes, write_json
-from t2t_jax.interop.embeddings import check_attention, position_rows, tables
+from t2t_jax.interop.embeddings import check_attention, position_rows, special_pieces, tables
 from t2t_jax.interop.torch_names import permute_channels, to_torch
 from t2t_jax.model.transformer import TransformerConfig
 
 
 def write_marian(trained: TrainedModel, folder: Path) -> None:
-    """model.safetensors and the JSON and SentencePiece files that transformers expects beside it."""
+    """Writes model.safetensors, and the JSON and SentencePiece files that transformers expects with it."""
     from safetensors.numpy import save_file
 
     config, run_config = trained.model.config, trained.run.config
     _check(config)
+    pad, eos, unknown = special_pieces(trained.vocabularies, "Marian")
     embeddings = tables(trained.params, config)
     state = {f"model.{name}": value for name, value in to_torch(trained.params, config).items()}
     state["model.encoder.embed_tokens.weight"] = embeddings["source"]
@@ -34,8 +36,7 @@ def write_marian(trained: TrainedModel, folder: Path) -> None:
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
     source, target = trained.vocabularies
-    names = source.pieces()
-    tokens = {"pad_token": names[PAD], "eos_token": names[EOS], "unk_token": names[UNKNOWN]}
+    tokens = {"pad_token": pad, "eos_token": eos, "unk_token": unknown}
     rows = position_rows(run_config)
     write_json(folder / "config.json", _model_config(config, rows))
     write_json(folder / "generation_config.json", _generation_config(run_config))
@@ -56,7 +57,7 @@ def _ids(vocabulary: Tokenizer) -> dict[str, int]:
 
 
 def sines_first(d_model: int) -> np.ndarray:
-    """Which of our channels stands at each of Marian's: 0, 2, 4, … then 1, 3, 5, …"""
+    """The permutation of channels: Marian's channel i is our channel `sines_first(D)[i]`: 0, 2, 4, … then 1, 3, 5, …"""
     return np.concatenate([np.arange(0, d_model, 2), np.arange(1, d_model, 2)])
 
 
@@ -101,7 +102,7 @@ def _model_config(config: TransformerConfig, rows: int) -> dict[str, Any]:
 
 
 def _generation_config(run_config: dict[str, Any]) -> dict[str, Any]:
-    """The run's own search; transformers divides by |Y|^α where the paper divides by ((5 + |Y|)/6)^α."""
+    """The run's beam size and α. Transformers' length penalty is |Y|^α, the paper's is ((5 + |Y|)/6)^α."""
     decode = run_config["decode"]
     return {
         "num_beams": decode["beam_size"],

@@ -1,4 +1,4 @@
-"""Our own parameters under our own names, for any program that reads safetensors (docs/parameters.md)."""
+"""Exports the parameters under our own names, for any program that reads safetensors (docs/parameters.md)."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from t2t_jax.files import write_bytes, write_json
 
 
 def write_safetensors(trained: TrainedModel, folder: Path) -> None:
-    """model.safetensors, config.json with the sizes of the vocabularies, and the vocabularies."""
+    """Writes model.safetensors, config.json with the sizes of the vocabularies, and the SentencePiece models."""
     from safetensors.numpy import save_file
 
     leaves = jax.tree.leaves_with_path(trained.params)

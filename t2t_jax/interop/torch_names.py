@@ -1,7 +1,7 @@
-"""Parameters under the names, and in the layout, that fairseq and Hugging Face Marian share.
+"""Conversion of parameters to and from the names and layouts that fairseq and Hugging Face Marian share.
 
-A linear layer's `weight` is [out, in], the transpose of our kernel flattened to a matrix; heads are contiguous in
-`out` of the query, key and value projections and in `in` of the output projection.
+The `weight` of a linear layer is [out, in], the transpose of our kernel flattened to a matrix. Heads are contiguous in
+the `out` axis of the query, key and value projections, and in the `in` axis of the output projection.
 """
 
 import math
@@ -27,7 +27,7 @@ _NORMS = {
 
 
 def to_torch(params: Params, config: TransformerConfig) -> State:
-    """The layers of both stacks; attention biases that the model does not have are zeros."""
+    """The parameters of all encoder and decoder layers; without `attention_bias` those biases are zeros."""
     state = {}
     for name, theirs in _layers(config):
         layer = params[name]
@@ -49,7 +49,7 @@ def to_torch(params: Params, config: TransformerConfig) -> State:
 
 
 def torch_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of each entry that `from_torch` takes."""
+    """The shapes of the entries that `from_torch` takes."""
     d, shapes = config.d_model, {}
     inner = {"query": config.num_heads * config.d_k, "key": config.num_heads * config.d_k}
     inner |= dict.fromkeys(("value", "output"), config.num_heads * config.d_v)
@@ -67,7 +67,7 @@ def torch_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
 
 
 def from_torch(state: State, config: TransformerConfig) -> Params:
-    """The layers of both stacks, taken out of `state`, whose shapes are `torch_shapes(config)`."""
+    """The parameters of all encoder and decoder layers, removed from `state`; shapes as in `torch_shapes(config)`."""
     params = {}
     for name, theirs in _layers(config):
         layer = params[name] = {"feed_forward": {}}
@@ -92,29 +92,29 @@ def from_torch(state: State, config: TransformerConfig) -> Params:
 
 
 def has_attention_bias(state: State) -> bool:
-    """Whether any attention projection has a bias other than zero."""
+    """Whether any bias of an attention projection is not zero."""
     linears = tuple(f"{linear}.bias" for linear in _PROJECTIONS.values())
     return any(value.any() for name, value in state.items() if name.endswith(linears))
 
 
 def permute_channels(state: State, order: np.ndarray) -> State:
-    """The same network with channel `order[i]` of its residual stream at i: every axis of size D, no other."""
+    """Permutes the D axis of all parameters: channel i of the result is channel `order[i]` of `state`."""
     into = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")
     tables = ("embed_tokens.weight", "shared.weight", "lm_head.weight")
     out_of = ("out_proj.weight", "fc2.weight", "out_proj.bias", "fc2.bias", "layer_norm.weight", "layer_norm.bias")
 
     def permute(name, value):
         if name.endswith(into + tables):
-            return np.ascontiguousarray(value[:, order])  # safetensors writes the memory as it lies
+            return np.ascontiguousarray(value[:, order])  # safetensors writes the buffer, ignoring strides
         return value[order] if name.endswith(out_of) else value
 
     return {name: permute(name, value) for name, value in state.items()}
 
 
 def take(state: State, name: str) -> np.ndarray:
-    """Removes and returns one entry; refuses a checkpoint that lacks it."""
+    """Removes an entry from `state` and returns it; refuses a checkpoint that lacks it."""
     if name not in state:
-        raise InputError(f"checkpoint: no parameter {name}; it is not an encoder-decoder Transformer of this family")
+        raise InputError(f"checkpoint: no parameter {name}; it must hold all parameters that its config implies")
     return state.pop(name)
 
 
@@ -139,7 +139,7 @@ def _final_norms(config: TransformerConfig) -> tuple[str, ...]:
 
 
 def _in_axes(projection: str) -> int:
-    """How many leading axes of our kernel are its input: [D] of a query, key or value; [H, V] of the output."""
+    """The number of input axes of our kernel: [D] of query, key and value, [H, V] of the output projection."""
     return 2 if projection == "output" else 1
 
 

@@ -1,4 +1,4 @@
-"""A SentencePiece model of another system, its pieces put in our order: 0 padding, 1 EOS, 2 unknown."""
+"""Reorders the pieces of another system's SentencePiece model to our ids: 0 padding, 1 EOS, 2 unknown."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 
 
 class Vocabulary(NamedTuple):
-    """`model` is a SentencePiece model file; `ids[i]` is the other system's id of its piece i, −1 where it has none."""
+    """`model` is the contents of a SentencePiece file; `ids[i]` is the other system's id of piece i, or −1."""
 
     model: bytes
     ids: np.ndarray
@@ -21,10 +21,11 @@ class Vocabulary(NamedTuple):
 def in_our_order(
     model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown: str, field: str = "vocabulary"
 ) -> Vocabulary:
-    """The pieces of `model` after our three; symbols that only the other system has follow, never cut from text.
+    """The SentencePiece model with our special pieces first, and the other system's id of each piece.
 
-    Control symbols that only the model has are left out. A piece that only the model has stays, so that longer
-    pieces can still be merged from it, but is unused: text is cut into other pieces instead.
+    `ids` is the other system's dictionary. Pieces that only the dictionary has are appended as control symbols, which
+    encoding never produces. Control symbols that only the model has are dropped. Its other pieces (bytes excepted)
+    that the dictionary lacks become unused: they still take part in merges, but encoding splits them.
     """
     load_pieces(model, field)
     proto = sentencepiece_model_pb2.ModelProto()
@@ -54,7 +55,7 @@ def in_our_order(
 
 
 def _is_symbol(name: str) -> bool:
-    """Whether SentencePiece can have it as a piece: half of a surrogate pair, which JSON can hold, is no text."""
+    """Whether SentencePiece can have the name as a piece; lone surrogates, which JSON allows, are not UTF-8."""
     try:
         return bool(name.encode()) and "\0" not in name
     except UnicodeEncodeError:
@@ -62,7 +63,7 @@ def _is_symbol(name: str) -> bool:
 
 
 def _reordered(model: bytes, pieces: list[_Piece]) -> bytes:
-    """The model with these pieces; its very bytes if nothing changes."""
+    """The model with these pieces; the same bytes if nothing changes."""
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(model)
     spec = proto.trainer_spec

@@ -12,7 +12,7 @@ from t2t_jax.errors import InputError
 
 
 def batches_of(lengths, budget, buckets, seed, packing=False):
-    """Pairs of these lengths; sentence i is the number i + 2 repeated, so a row tells whose it is."""
+    """Pairs of these lengths; sentence i repeats the id i + 2, which identifies it in a batch."""
     sides = [np.array(side) for side in zip(*lengths, strict=True)]
     sides = [Sentences(np.repeat(np.arange(len(side)) + 2, side), side.cumsum()) for side in sides]
     return Batches(*sides, tokens_per_batch=budget, num_buckets=buckets, seed=seed, packing=packing)
@@ -36,7 +36,7 @@ def test_every_pair_is_in_exactly_one_batch_of_an_epoch_within_its_budget(length
             assert 0 < batch["inputs"].size <= budget and 0 < batch["targets"].size <= budget
             rows = [(source, target) for source, target in zip(batch["inputs"], batch["targets"], strict=True)
                     if source.any()]  # fmt: skip
-            assert rows, "a batch of nothing but padding"
+            assert rows, "a batch that holds only padding"
             for source, target in rows:
                 pair = source[0] - 2
                 assert (np.count_nonzero(source), np.count_nonzero(target)) == lengths[pair]
@@ -46,7 +46,7 @@ def test_every_pair_is_in_exactly_one_batch_of_an_epoch_within_its_budget(length
 
 
 def pairs_of_row(batch, row):
-    """The source and target of each pair of a packed row, and that nothing else is there."""
+    """The pairs of a packed row, after checking that it holds nothing else."""
     sides = []
     for side in ("input", "target"):
         ids, segments = batch[f"{side}s"][row], batch[f"{side}_segments"][row]
@@ -59,7 +59,7 @@ def pairs_of_row(batch, row):
 
 @given(lengths, st.integers(12, 200), st.integers(0, 99))
 @settings(max_examples=100)
-def test_every_pair_is_packed_once_an_epoch_and_whole(lengths, budget, seed):
+def test_every_pair_is_packed_once_per_epoch_and_never_split(lengths, budget, seed):
     batches = batches_of(lengths, budget, 1, seed, packing=True)
     (bucket,) = batches.buckets
     assert max(bucket.source_length, bucket.target_length) * bucket.rows <= budget
@@ -70,7 +70,7 @@ def test_every_pair_is_packed_once_an_epoch_and_whole(lengths, budget, seed):
             for side, length in (("input", bucket.source_length), ("target", bucket.target_length)):
                 assert batch[f"{side}s"].shape == batch[f"{side}_segments"].shape == (bucket.rows, length)
             pairs = [pair for row in range(bucket.rows) for pair in pairs_of_row(batch, row)]
-            assert pairs, "a batch of nothing but padding"
+            assert pairs, "a batch that holds only padding"
             for source, target in pairs:
                 assert np.unique(np.concatenate([source, target])).tolist() == [source[0]]
                 assert (len(source), len(target)) == lengths[source[0] - 2]
@@ -87,7 +87,7 @@ def test_pair_lengths_are_those_of_the_pairs_of_a_batch(packing):
 
 
 def test_a_packed_row_by_hand():
-    """Two pairs fill a row; the longer one was put into it first."""
+    """Two pairs fill a row; the longer one comes first."""
     batches = batches_of([(2, 3), (4, 2)], 6, 1, 0, packing=True)
     batch = batches[0]
     assert batches.per_epoch == 1 and batches.buckets == [Bucket(6, 6, 1, packed=True)]
@@ -97,8 +97,8 @@ def test_a_packed_row_by_hand():
     np.testing.assert_array_equal(batch["target_segments"], [[1, 1, 2, 2, 2, 0]])
 
 
-def test_pairs_too_long_for_what_is_open_get_rows_of_their_own():
-    """Three pairs that fill more than half of a row, though two rows would have room for their tokens."""
+def test_pairs_that_fit_into_no_open_row_open_new_rows():
+    """Each of three pairs fills more than half of a row, though two rows could hold their tokens."""
     assert sorted(pack(*np.array([[6, 6, 6], [1, 1, 1]], np.int8), 10, 10)) == [0, 1, 2]
 
 
@@ -110,7 +110,7 @@ def wmt_like(count, seed=0):
     return [np.clip(np.rint(side), 2, 256).astype(np.int64) for side in (source, target)]
 
 
-def test_packed_rows_hold_next_to_no_padding():
+def test_packed_rows_hold_at_most_1_5_percent_padding():
     batches = batches_of(list(zip(*wmt_like(50_000), strict=True)), 25_000, 1, 0, packing=True)
     tokens = positions = 0
     for step in range(batches.per_epoch):
@@ -147,7 +147,7 @@ def test_batches_are_a_pure_function_of_seed_and_step(packing):
 
 
 @both_layouts
-def test_plans_do_not_depend_on_how_many_pairs_are_indexed_at_a_time(packing, monkeypatch):
+def test_plans_do_not_depend_on_the_chunk_size(packing, monkeypatch):
     pairs = [(1 + i % 9, 1 + i % 7) for i in range(200)]
     expected = batches_of(pairs, 60, 4, 0, packing)
     expected = everything(expected, range(expected.per_epoch))
@@ -157,7 +157,7 @@ def test_plans_do_not_depend_on_how_many_pairs_are_indexed_at_a_time(packing, mo
 
 
 @both_layouts
-def test_each_epoch_has_its_own_order_and_its_own_batches(packing):
+def test_epochs_differ_in_order_and_in_batches(packing):
     batches = batches_of([(1 + i % 9, 1 + i % 7) for i in range(200)], 60, 4, 0, packing)
     epochs = [everything(batches, range(e * batches.per_epoch, (e + 1) * batches.per_epoch)) for e in (0, 1)]
     assert len(set(epochs[0]) & set(epochs[1])) < 5
@@ -166,23 +166,23 @@ def test_each_epoch_has_its_own_order_and_its_own_batches(packing):
 
 
 @both_layouts
-def test_reading_ahead_changes_nothing_and_starts_anywhere(packing):
+def test_prefetching_yields_the_same_batches_from_any_step(packing):
     batches = batches_of([(1 + i % 9, 1 + i % 7) for i in range(200)], 60, 4, 0, packing)
     ahead = [tuple(array.tobytes() for array in batch.values()) for batch in batches.iterate(5, 30)]
     assert ahead == everything(batches, range(5, 30))
 
 
 def test_the_single_best_cut_by_hand():
-    """Ten pairs of length 2 and one of 10 both ways: cutting off the long one saves the most."""
+    """Ten pairs of lengths (2, 2) and one of (10, 10): cutting off the long one saves the most."""
     counts = np.zeros((11, 11), np.int64)
     counts[2, 2], counts[10, 10] = 10, 1
     assert split_lengths(counts, 1) == [Rectangle((2, 11), (2, 11))]
     assert sorted(split_lengths(counts, 2), key=str) == [Rectangle((10, 11), (10, 11)), Rectangle((2, 3), (2, 3))]
-    assert split_lengths(counts, 5) == split_lengths(counts, 2), "there is nothing more to save"
+    assert split_lengths(counts, 5) == split_lengths(counts, 2), "no further cut saves padding"
 
 
 def padded_after(pairs, axis, at):
-    """Positions of the pairs, padded to the longest on each side of a cut, by definition."""
+    """The number of positions after a cut, by definition: each part is padded to its longest source and target."""
     halves = [[pair for pair in pairs if (pair[axis] < at) == below] for below in (True, False)]
     return sum(len(half) * (max(s for s, _ in half) + max(t for _, t in half)) for half in halves if half)
 
@@ -214,15 +214,15 @@ def test_more_buckets_never_pad_more(lengths):
     assert costs[-1] >= sum(s + t for s, t in lengths)
 
 
-def test_rows_divide_among_the_usual_device_counts():
+def test_the_number_of_rows_is_a_multiple_of_8():
     batches = batches_of([(5, 5)] * 100, 130, 1, 0)
     assert batches.buckets == [Bucket(5, 5, 24)]
 
 
-def test_packed_rows_divide_among_the_usual_device_counts_and_are_wide_where_there_is_room():
-    for budget, rows, width in ((79, 7, 11), (80, 8, 10), (159, 8, 16), (320, 16, 20)):
+def test_the_number_of_packed_rows_is_a_multiple_of_8_and_rows_hold_two_sentences():
+    for budget, rows, length in ((79, 7, 11), (80, 8, 10), (159, 8, 16), (320, 16, 20)):
         (bucket,) = batches_of([(10, 10)] * 500, budget, 1, 0, packing=True).buckets
-        assert (bucket.rows, bucket.target_length) == (rows, width)
+        assert (bucket.rows, bucket.target_length) == (rows, length)
 
 
 @both_layouts

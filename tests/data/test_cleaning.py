@@ -1,4 +1,4 @@
-"""Each rule fires where it should, and not where it should not."""
+"""Each filter drops the pairs that it should, and no others."""
 
 import numpy as np
 import pytest
@@ -34,11 +34,11 @@ def dropped(rules, pair):
 
 
 @pytest.mark.parametrize("rule", CASES)
-def test_a_rule_fires_where_it_should_and_only_there(rule):
+def test_a_filter_drops_a_bad_pair_and_keeps_good_ones(rule):
     rules, bad, good = CASES[rule]
     assert dropped(rules, bad) == [rule]
     assert dropped(rules, good) == dropped(rules, GOOD) == []
-    assert rule == "empty" or dropped(Rules(), bad) == []  # it is off unless switched on
+    assert rule == "empty" or dropped(Rules(), bad) == []  # filters are off by default
 
 
 def test_a_ratio_or_length_at_the_limit_is_kept():
@@ -46,12 +46,12 @@ def test_a_ratio_or_length_at_the_limit_is_kept():
     assert dropped(Rules(max_words=2), ("a b c", "a b")) == ["too_many_words"]
 
 
-def test_a_language_without_a_script_is_left_alone():
+def test_languages_without_a_known_script_are_not_filtered():
     assert not cleaning.is_wrong_script("家は小さい", "ja")
     assert cleaning.is_wrong_script("家は小さい", "en") and not cleaning.is_wrong_script("2014: 7 %", "ru")
 
 
-def test_text_is_normalised_only_where_it_is_asked_for():
+def test_text_is_normalised_only_if_switched_on():
     text = "„Groß“ – it’s\u00a0here…\u200b\u0007"
     assert cleaning.normalize(text, Rules()) == text
     assert cleaning.normalize(text, Rules(normalize_punctuation=True)) == '"Groß" - it\'s here...\u200b\u0007'
@@ -61,14 +61,14 @@ def test_text_is_normalised_only_where_it_is_asked_for():
 
 
 @given(st.text())
-def test_the_vocabulary_replaces_what_cleaning_does(text):
+def test_the_normalisation_rules_of_the_vocabulary_are_those_of_cleaning(text):
     rules = Rules(normalize_punctuation=True, remove_nonprinting=True)
     replaced = "".join(cleaning.replacements(rules).get(character, character) for character in text)
     assert cleaning.normalize(replaced, rules) == cleaning.normalize(text, rules)
     assert cleaning.replacements(Rules()) == {}
 
 
-def test_near_duplicates_differ_in_numbers_marks_and_capitals_only():
+def test_near_duplicates_differ_in_digits_punctuation_and_case_only():
     same = [("Page 7 of 9", "Seite 7 von 9"), ("page 12 of 300.", "SEITE 1 – von 2")]
     other = [("Page 7 of 9", "Seite 7 vor 9"), ("12", "13"), ("14", "15")]
     assert len({cleaning.near_key(*pair) for pair in same}) == 1

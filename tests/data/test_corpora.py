@@ -15,7 +15,7 @@ def read_files(prefixes, tmp_path):
     return read_corpus("files", "en", "de", prefixes, tmp_path)
 
 
-def test_your_own_files_come_back_pair_for_pair(tmp_path):
+def test_the_users_files_are_read_pair_for_pair(tmp_path):
     prefixes = toy_corpus.write_splits(tmp_path)
     corpus = read_files(prefixes, tmp_path)
     assert list(corpus.splits["train"]()) == toy_corpus.pairs(300, 0)
@@ -70,13 +70,13 @@ def test_one_line_keeps_what_is_not_ascii_white_space():
     assert one_line(" a\n\t b\u00a0c \u2028d ") == "a b\u00a0c \u2028d"
 
 
-# The split of an integration is sha256(name) modulo 100: these names were picked to fall into each.
+# The split of an integration is sha256(name) modulo 100: these names were chosen to give one of each.
 TRAIN, DEV, TEST = "light", "daikin", "aws"
 
 
 @pytest.fixture
 def wheel(tmp_path, monkeypatch):
-    """An archive with the real name and layout, and the checksum expected of it."""
+    """A small archive with the real name and layout; its checksum is the expected one."""
     strings = {
         TRAIN: ({"a": {"b": "Turn  on\nnow", "only_en": "x"}, "c": "Twice"}, {"a": {"b": "Jetzt an"}, "c": "Doppelt"}),
         "lamp": ({"c": "Twice", "e": ""}, {"c": "Doppelt", "e": "leer"}),
@@ -109,7 +109,7 @@ def test_home_assistant_refuses_languages_it_does_not_have(wheel, tmp_path):
         read_corpus("home_assistant", "en", "xx", {}, tmp_path)
 
 
-def test_a_swapped_download_is_refused_also_when_cached(wheel, tmp_path):
+def test_a_download_with_another_hash_is_refused_even_if_cached(wheel, tmp_path):
     data = bytearray(wheel.read_bytes())
     data[100] ^= 1
     wheel.write_bytes(data)
@@ -132,7 +132,7 @@ def test_any_two_files_are_a_corpus_or_refused(tmp_path_factory, source, target)
         assert len(pairs) == source.count(b"\n") + (not source.endswith(b"\n"))
 
 
-def test_lines_are_counted_as_they_are_read(tmp_path):
+def test_counting_lines_agrees_with_reading_them(tmp_path):
     for content, count in [(b"", 0), (b"\n", 1), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"\n\n", 2)]:
         (tmp_path / "file").write_bytes(content)
         assert corpora._count_lines(tmp_path / "file") == count

@@ -34,7 +34,7 @@ def trained(**options):
 
 @pytest.fixture(scope="module")
 def models():
-    """One of each kind that a user may bring."""
+    """One SentencePiece model of each kind."""
     return {
         "bpe": train_vocabulary(SENTENCES, 340),
         "unigram": trained(model_type="unigram", vocab_size=38),
@@ -45,7 +45,7 @@ def models():
 
 
 def use(path) -> None:
-    """Everything that is done with a vocabulary, on texts and on all of its ids."""
+    """Every operation of a tokenizer, on texts and on all of its ids."""
     tokenizer = Tokenizer(path)
     encoded = [tokenizer.encode(text) for text in TEXTS]
     assert tokenizer.encode_many(TEXTS) == encoded
@@ -217,7 +217,7 @@ def test_damage_anywhere_leaves_a_usable_vocabulary_or_one_that_is_refused(
     usable_or_refused(tmp_path / "vocab.model", model[:start] if cut else model[:start] + new + model[start + length :])
 
 
-# In a process of its own, with bounded memory: a crash of the C++ library would end the process.
+# Run in a child process with bounded memory, as a crash of the C++ library would end the process.
 CHILD = """
 import json, pathlib, random, resource, sys, tempfile
 from tests.data.test_hostile_vocabulary import usable_or_refused
@@ -244,8 +244,8 @@ def test_flipped_bits_crash_no_process(models, tmp_path, kind):
     assert refused > 10 and usable > 10
 
 
-def test_the_traps_are_traps(models, tmp_path):
-    """Without our checks, a character can become megabytes, and a piece can be no text."""
+def test_without_our_check_a_character_becomes_megabytes(models, tmp_path):
+    """Shows that the check of replacements is needed."""
     processor = sentencepiece.SentencePieceProcessor(
         model_proto=changed(models["bpe"], REFUSED["a character replaced by megabytes"])
     )

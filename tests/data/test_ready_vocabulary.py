@@ -23,12 +23,12 @@ def pieces(model, text):
 
 
 def test_merges_are_applied_in_their_order_by_hand():
-    """l o w e r: (e, r</w>) before (l, o), then (lo, w); the 'er' inside a word is none."""
+    """l o w e r: (e, r</w>) before (l, o), then (lo, w); 'er' inside a word is not merged."""
     model = model_of_merges([("e", "r</w>"), ("l", "o"), ("lo", "w")])
     assert pieces(model, "lower low erlow") == ["low", "er▁", "lo", "w▁", "e", "r", "lo", "w▁"]
 
 
-def test_words_are_cut_as_subword_nmt_cuts_them(tmp_path):
+def test_words_are_split_as_by_subword_nmt(tmp_path):
     learn_bpe, apply_bpe = (pytest.importorskip(f"subword_nmt.{name}") for name in ("learn_bpe", "apply_bpe"))
     out = io.StringIO()
     learn_bpe.learn_bpe(io.StringIO("\n".join(sentences(200))), out, 25)
@@ -47,13 +47,13 @@ def test_words_are_cut_as_subword_nmt_cuts_them(tmp_path):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_sentencepiece_model_is_taken_as_it_is(tmp_path):
+def test_a_sentencepiece_model_is_used_unchanged(tmp_path):
     path = tmp_path / "some.model"
     path.write_bytes(train_vocabulary([side for pair in toy_corpus.pairs(300, 0) for side in pair], 300))
     assert ready_vocabulary(path, []) == path.read_bytes()
 
 
-def test_what_is_no_vocabulary_is_refused_by_name(tmp_path):
+def test_files_that_are_no_vocabulary_are_refused_by_name(tmp_path):
     other, text = tmp_path / "other.model", tmp_path / "text"
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -61,12 +61,12 @@ def test_what_is_no_vocabulary_is_refused_by_name(tmp_path):
     )
     other.write_bytes(model.getvalue())
     text.write_text("one\ntwo three four\n")
-    for path, said in ((other, "must be pieces 0, 1 and 2"), (text, "is neither"), (tmp_path / "none", "no file")):
-        with pytest.raises(InputError, match=said):
+    for path, message in ((other, "must be pieces 0, 1 and 2"), (text, "is neither"), (tmp_path / "none", "no file")):
+        with pytest.raises(InputError, match=message):
             ready_vocabulary(path, [])
 
 
-def test_a_byte_order_mark_before_the_merges_is_none_of_them(tmp_path):
+def test_a_byte_order_mark_before_the_merges_is_ignored(tmp_path):
     codes = "#version: 0.2\ne r</w>\nl o\n"
     (tmp_path / "plain").write_text(codes)
     (tmp_path / "marked").write_text("\ufeff" + codes)

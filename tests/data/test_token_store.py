@@ -35,7 +35,7 @@ def test_the_store_holds_the_corpus_pair_for_pair(corpus, tmp_path):
     assert list(zip(*store.held_out("test"), strict=True)) == toy_corpus.pairs(20, 2)
 
 
-def test_preparing_again_opens_what_is_there(corpus, tmp_path):
+def test_a_second_preparation_opens_the_existing_store(corpus, tmp_path):
     first = prepare(corpus, SETTINGS, tmp_path / "stores")
     written = (first.directory / "train.source.ids").stat().st_mtime_ns
     again = prepare(corpus, SETTINGS, tmp_path / "stores")
@@ -45,7 +45,7 @@ def test_preparing_again_opens_what_is_there(corpus, tmp_path):
     assert other.directory != first.directory and other.fingerprint != first.fingerprint
 
 
-def test_what_is_left_out_of_training_is_counted_and_evaluation_loses_nothing(tmp_path):
+def test_dropped_training_pairs_are_counted_and_held_out_pairs_are_never_dropped(tmp_path):
     prefixes = toy_corpus.write_splits(tmp_path)
     extra = [("", "eins"), ("one", " \t"), ("one " * 40, "eins")]
     toy_corpus.write(tmp_path / "train", [*toy_corpus.pairs(300, 0), *extra])
@@ -73,7 +73,7 @@ def test_held_out_pairs_beyond_their_limit_are_counted(corpus, tmp_path):
     assert f"{len(kept)} test pairs; {20 - len(kept)} beyond data.heldout_max_length" in store.describe()
 
 
-def test_nothing_left_to_train_on_is_refused(tmp_path):
+def test_a_training_set_without_pairs_is_refused(tmp_path):
     prefixes = toy_corpus.write_splits(tmp_path)
     toy_corpus.write(tmp_path / "train", [pair for pair in toy_corpus.pairs(300, 0) if " " in pair[0]])
     corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
@@ -101,8 +101,8 @@ def test_a_failed_preparation_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / "stores").iterdir()) == []
 
 
-def test_duplicates_are_found_among_all_shards(tmp_path, monkeypatch):
-    """Shards of 7 pairs: a pair again in another shard, and one that differs in its number and marks."""
+def test_duplicates_are_found_across_shards(tmp_path, monkeypatch):
+    """Shards of 7 pairs, with duplicates in other shards and near-duplicates in digits and punctuation."""
     monkeypatch.setattr(shards, "SHARD_SIZE", 7)
     pairs = list(dict.fromkeys(toy_corpus.pairs(60, 0, longest=9)))
     prefixes = toy_corpus.write_splits(tmp_path)
@@ -119,14 +119,14 @@ def test_duplicates_are_found_among_all_shards(tmp_path, monkeypatch):
     assert store.report.examples["near_duplicate"][0] == list(near[0])
 
 
-def test_several_processes_write_what_one_does(corpus, tmp_path, monkeypatch):
+def test_worker_processes_write_the_same_store_as_a_single_process(corpus, tmp_path, monkeypatch):
     alone = prepare(corpus, SETTINGS, tmp_path / "alone")
     monkeypatch.setattr(shards, "SHARD_SIZE", 100)
     together = prepare(corpus, SETTINGS, tmp_path / "together")
     assert together.fingerprint == alone.fingerprint
 
 
-def test_a_finished_shard_is_not_done_again_and_a_damaged_one_is_refused_by_name(corpus, tmp_path, monkeypatch):
+def test_a_resumed_preparation_keeps_finished_shards_and_refuses_damaged_ones_by_name(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_SIZE", 100)
     whole = prepare(corpus, SETTINGS, tmp_path / "whole")
     written = []
@@ -162,7 +162,7 @@ def watched(jobs, seen):
         yield job
 
 
-def test_the_vocabulary_is_learned_from_pairs_drawn_evenly():
+def test_reservoir_sampling_draws_uniformly_and_reproducibly():
     numbers = lambda count: iter([(str(n), "") for n in range(count)])
     assert list(draw(numbers(50), 0)) == list(numbers(50)) == list(draw(numbers(50), 60))
     drawn = [int(source) for source, _ in draw(numbers(200_000), 2000)]
@@ -176,7 +176,7 @@ def test_a_corpus_table_is_printed(corpus, tmp_path):
     assert prepare(corpus, SETTINGS, tmp_path).describe().endswith("archive | pairs")
 
 
-def test_a_ready_vocabulary_is_used_and_its_content_names_the_store(corpus, tmp_path):
+def test_a_ready_vocabulary_is_used_and_its_contents_determine_the_name_of_the_store(corpus, tmp_path):
     trained = prepare(corpus, SETTINGS, tmp_path / "trained")
     model = tmp_path / "some.model"
     model.write_bytes((trained.directory / "vocab.model").read_bytes())
@@ -192,19 +192,19 @@ def test_a_ready_vocabulary_is_used_and_its_content_names_the_store(corpus, tmp_
 
 
 @pytest.mark.parametrize("changes", [{"character_coverage": 0.5}, {"character_coverage": 0.99, "byte_fallback": False}])
-def test_characters_are_never_lost(changes):
+def test_a_character_coverage_that_would_lose_characters_is_refused(changes):
     with pytest.raises(InputError, match="data.character_coverage must be from 0.9 to 1"):
         dataclasses.replace(SETTINGS, **changes)
 
 
-def test_text_that_is_all_blank_is_refused_as_that(tmp_path):
+def test_blank_training_text_is_refused(tmp_path):
     prefixes = toy_corpus.write_splits(tmp_path)
     toy_corpus.write(tmp_path / "train", [("", " "), ("\t", "")])
     with pytest.raises(InputError, match="data.train has no text: every line is blank"):
         prepare(read_corpus("files", "en", "de", prefixes, tmp_path), SETTINGS, tmp_path)
 
 
-def test_a_vocabulary_that_is_missing_is_refused_though_a_store_without_one_is_ready(tmp_path):
+def test_a_missing_ready_vocabulary_is_refused_although_a_store_with_a_trained_one_exists(tmp_path):
     data = tiny_config(tmp_path).data
     open_store(data)
     data.vocabulary = str(tmp_path / "codes")

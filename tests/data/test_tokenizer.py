@@ -30,7 +30,7 @@ def test_the_vocabulary_has_exactly_the_pieces_asked_for_with_padding_0_and_eos_
     assert tokenizer.tokens([0, 1]) == ["<pad>", "</s>"]
 
 
-def test_many_equals_one_by_one(tokenizer):
+def test_encode_many_equals_encode_of_each_text(tokenizer):
     texts = [pair[0] for pair in toy_corpus.pairs(50, 9)] + [""]
     assert tokenizer.encode_many(texts) == [tokenizer.encode(text) for text in texts]
 
@@ -60,7 +60,7 @@ def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
         Tokenizer(tmp_path / "other.model")
 
 
-def test_characters_are_replaced_before_they_are_cut(tmp_path):
+def test_normalisation_rules_are_applied_before_tokenisation(tmp_path):
     sentences = [side for pair in toy_corpus.pairs(300, 0) for side in pair]
     path = tmp_path / "vocab.model"
     path.write_bytes(train_vocabulary(sentences, 340, replace={"“": '"', "…": "...", "\u200b": ""}))
@@ -69,7 +69,7 @@ def test_characters_are_replaced_before_they_are_cut(tmp_path):
     assert tokenizer.encode("t\u200bwo") == tokenizer.encode("two")
 
 
-def test_rare_characters_are_bytes_where_the_vocabulary_need_not_cover_them(tmp_path):
+def test_characters_beyond_the_coverage_are_encoded_as_bytes(tmp_path):
     sentences = [side for pair in toy_corpus.pairs(300, 0) for side in pair] + ["Ω"]
     path = tmp_path / "vocab.model"
     path.write_bytes(train_vocabulary(sentences, 340, character_coverage=0.999))
@@ -78,15 +78,15 @@ def test_rare_characters_are_bytes_where_the_vocabulary_need_not_cover_them(tmp_
     assert tokenizer.decode(tokenizer.encode("one Ω")) == "one Ω"
 
 
-def test_half_a_surrogate_pair_is_refused_with_its_place(tokenizer):
+def test_a_lone_surrogate_is_refused_with_its_position(tokenizer):
     for encode in (tokenizer.encode_many, lambda texts: [tokenizer.encode(text) for text in texts]):
-        with pytest.raises(InputError, match=r"text \d, character 5: '\\udc80' is half of a surrogate pair"):
+        with pytest.raises(InputError, match=r"text \d, character 5: '\\udc80' is a lone surrogate"):
             encode(["one", "two \udc80"])
 
 
 @given(st.lists(st.integers(0, 339)))
-def test_whatever_the_pieces_their_text_is_one_line(tokenizer, ids):
-    """A model may say the byte of a newline."""
+def test_decoded_text_is_always_a_single_line(tokenizer, ids):
+    """A model may produce the byte piece of a newline."""
     assert len(tokenizer.decode(ids).splitlines()) <= 1 and "\n" not in tokenizer.decode(ids)
     byte = {value: tokenizer.encode(chr(value))[-2] for value in (0x1C, 0x85)}
     assert tokenizer.tokens([byte[0x1C]]) == ["<0x1C>"]

@@ -1,4 +1,4 @@
-"""The archives are small; names, layouts and code are the real ones. Only the checksums are those of the small ones."""
+"""Small archives with the real names and layouts, read by the real code; only the expected checksums are theirs."""
 
 import gzip
 import hashlib
@@ -47,7 +47,7 @@ def sentence(where, number, language):
 
 
 def training_pairs(foreign):
-    """Line 1 of each part is empty on one side, and no pair."""
+    """Line 1 of each part is empty on one side, so it is dropped."""
     return [
         (sentence(stem, n, "en"), sentence(stem, n, foreign))
         for _, stem, count in PARTS[foreign]
@@ -61,7 +61,7 @@ def held_out_pairs(split, foreign, count):
 
 
 def escaped(text):
-    """As in the task's SGML; what is resolved twice is not the text any more."""
+    """As in the SGML of the shared task, so that unescaping twice would change the text."""
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -120,13 +120,13 @@ def expect(monkeypatch, folder):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Archives for each pair, made once."""
+    """Archives for each language pair, written once."""
     return {foreign: write_archives(tmp_path_factory.mktemp("archives") / foreign, foreign) for foreign in ("de", "fr")}
 
 
 @pytest.fixture(scope="module")
 def prepared(made, tmp_path_factory):
-    """A folder where English-German has been prepared, with its archives gone since."""
+    """A folder in which English-German was prepared; it does not have the archives."""
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as monkeypatch:
         expect(monkeypatch, made["de"])
@@ -136,14 +136,14 @@ def prepared(made, tmp_path_factory):
 
 @pytest.fixture
 def archives(made, monkeypatch, tmp_path):
-    """English-German's, to spoil."""
+    """The English-German archives, to be damaged."""
     expect(monkeypatch, made["de"])
     return shutil.copytree(made["de"], tmp_path / "archives")
 
 
 @pytest.fixture
 def copy(prepared, tmp_path):
-    """The prepared folder, to spoil."""
+    """The prepared folder, to be damaged."""
     return shutil.copytree(prepared, tmp_path / "data")
 
 
@@ -175,7 +175,7 @@ def test_french_has_five_parts_and_its_archives_known_checksums(made, monkeypatc
     assert "  gigafren" in corpus.table and "40,836,715" in corpus.table
 
 
-def test_the_table_says_which_file_of_which_archive_and_how_many_pairs(prepared):
+def test_the_table_names_the_files_and_archives_and_the_numbers_of_pairs(prepared):
     rows = [line.split() for line in read_corpus("wmt14_ende", "en", "de", {}, prepared).table.splitlines()]
     assert rows[0][:3] == ["wmt14_translate", "expected", "ours"]
     assert rows[1] == ["train", "4,508,785", "9"]
@@ -186,12 +186,12 @@ def test_the_table_says_which_file_of_which_archive_and_how_many_pairs(prepared)
     assert rows[8][2:] == ["dev.tgz:", "dev/newstest2014-deen-src.de.sgm,", "dev/newstest2014-deen-ref.en.sgm"]
 
 
-def test_nobody_else_waits_for_the_import():
+def test_importing_corpora_imports_neither_tensorflow_datasets_nor_jax():
     loaded = "import sys, t2t_jax.data.corpora; print({'tensorflow_datasets', 'jax'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout == "set()\n"
 
 
-def test_entities_are_resolved_once_and_ampersands_alone_stay():
+def test_character_entities_are_unescaped_once_and_lone_ampersands_stay():
     assert wmt14.unescape("a &amp;lt; b &#39;c&#x27; &quot;") == "a &lt; b 'c' \""
     assert wmt14.unescape("AT&T, R&reg, &unknown; & &;") == "AT&T, R&reg, &unknown; & &;"
 
@@ -211,16 +211,16 @@ def test_the_same_archives_give_the_same_checksums(archives, prepared, tmp_path)
     assert again.checksums == read_corpus("wmt14_ende", "en", "de", {}, prepared).checksums
 
 
-def test_nothing_is_said_on_standard_output_and_no_server_is_asked(archives, tmp_path, capfd, monkeypatch):
+def test_preparing_prints_nothing_on_standard_output_and_opens_no_connection(archives, tmp_path, capfd, monkeypatch):
     def refuse(*_):
         raise AssertionError("a connection was tried")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     monkeypatch.setattr(socket.socket, "connect", refuse)
     read_corpus("wmt14_ende", "en", "de", {}, tmp_path, str(archives))
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err.count("unpacking") == len(list(archives.iterdir()))  # dev.tgz once for both held-out sets
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("unpacking") == len(list(archives.iterdir()))  # dev.tgz once for both held-out sets
 
 
 @pytest.mark.parametrize(("source", "target"), [("en", "fr"), ("de", "fr"), ("en", "en")])
@@ -235,7 +235,7 @@ def test_a_folder_of_archives_that_is_not_there_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_truncated_archive_is_refused_by_name_also_among_the_downloads(archives, cached, tmp_path):
+def test_a_truncated_archive_is_refused_by_name_even_if_downloaded(archives, cached, tmp_path):
     path = archives / "training-parallel-nc-v9.tgz"
     path.write_bytes(path.read_bytes()[:-1])
     if cached:
@@ -246,7 +246,7 @@ def test_a_truncated_archive_is_refused_by_name_also_among_the_downloads(archive
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_swapped_archive_of_the_same_size_is_refused_by_name(archives, cached, tmp_path):
+def test_an_archive_of_the_right_size_with_another_hash_is_refused_by_name(archives, cached, tmp_path):
     path = archives / "dev.tgz"
     data = bytearray(path.read_bytes())
     data[4] ^= 1  # gzip's time stamp: the content is the same
@@ -265,28 +265,30 @@ def test_an_archive_that_would_write_outside_is_refused(archives, monkeypatch, t
     assert not list(tmp_path.rglob("outside"))
 
 
-@pytest.mark.parametrize(("count", "said"), [(2737, r"2,737 pairs \(2,737 are the filtered copy\)"), (3002, "3,002")])
-def test_a_test_set_of_another_size_is_refused(count, said, archives, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("count", "message"), [(2737, r"2,737 pairs \(2,737 are the filtered copy\)"), (3002, "3,002")]
+)
+def test_a_test_set_of_another_size_is_refused(count, message, archives, monkeypatch, tmp_path):
     write_archive(archives / "dev.tgz", dev_files("de", count))
     expect(monkeypatch, archives)
-    with pytest.raises(DamagedError, match=rf"test has {said}.*, expected 3,003; replace dev.tgz"):
+    with pytest.raises(DamagedError, match=rf"test has {message}.*, expected 3,003; replace dev.tgz"):
         read_corpus("wmt14_ende", "en", "de", {}, tmp_path, str(archives))
     assert not shards(tmp_path).exists()
 
 
-@pytest.mark.parametrize("spoil", [
+@pytest.mark.parametrize("damage", [
     lambda path: path.write_bytes(path.read_bytes()[:-100]),
     lambda path: path.write_bytes(path.with_name(path.name.replace("00000-of", "00001-of")).read_bytes()),
     lambda path: path.unlink(),
 ], ids=["truncated", "swapped", "missing"])  # fmt: skip
-def test_a_spoilt_shard_is_refused_by_name(copy, spoil):
-    spoil(shards(copy) / "wmt14_translate-train.array_record-00000-of-00003")
+def test_a_damaged_shard_is_refused_by_name(copy, damage):
+    damage(shards(copy) / "wmt14_translate-train.array_record-00000-of-00003")
     with pytest.raises(DamagedError, match=r"train.array_record-00000-of-00003 is damaged or missing; delete .*1.0.0"):
         read_corpus("wmt14_ende", "en", "de", {}, copy)
 
 
 @pytest.mark.parametrize("manifest", ["", "[]", None])
-def test_a_spoilt_manifest_is_refused_by_name(copy, manifest):
+def test_a_damaged_manifest_is_refused_by_name(copy, manifest):
     path = shards(copy) / "manifest.json"
     path.unlink()
     if manifest is not None:
@@ -295,7 +297,7 @@ def test_a_spoilt_manifest_is_refused_by_name(copy, manifest):
         read_corpus("wmt14_ende", "en", "de", {}, copy)
 
 
-def test_records_on_disk_are_counted_against_what_was_written(copy):
+def test_a_shard_with_fewer_records_than_were_written_is_refused(copy):
     parts = json.loads((shards(copy) / "manifest.json").read_text())["parts"]
     wmt14.check_counts(shards(copy), parts)
     shard = shards(copy) / parts[0]["shard"]
@@ -304,7 +306,7 @@ def test_records_on_disk_are_counted_against_what_was_written(copy):
         wmt14.check_counts(shards(copy), parts)
 
 
-def test_what_a_killed_process_left_is_removed_and_not_trusted(archives, tmp_path):
+def test_files_left_by_a_killed_process_are_removed_and_not_used(archives, tmp_path):
     root = tmp_path / "tensorflow_datasets"
     left = root / ".unfinished-abc"
     half = left / "wmt14_translate" / "de-en" / "1.0.0.incompleteXYZ"
@@ -317,7 +319,7 @@ def test_what_a_killed_process_left_is_removed_and_not_trusted(archives, tmp_pat
     assert not left.exists()
 
 
-def test_an_archive_is_downloaded_whole_or_not_at_all(tmp_path):
+def test_downloads_are_atomic(tmp_path):
     served = tmp_path / "served"
     served.write_bytes(b"0123456789")
     path = tmp_path / "downloads" / "dev.tgz"
@@ -330,7 +332,7 @@ def test_an_archive_is_downloaded_whole_or_not_at_all(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["dev.tgz"]
 
 
-def test_what_was_downloaded_is_hashed_like_any_other_archive(tmp_path):
+def test_the_hash_of_a_download_is_checked(tmp_path):
     served = tmp_path / "dev.tgz"
     served.write_bytes(b"0123456789")
     known = {served.as_uri(): types.SimpleNamespace(size=10, checksum="0" * 64)}
@@ -338,7 +340,7 @@ def test_what_was_downloaded_is_hashed_like_any_other_archive(tmp_path):
         wmt14.Archives(known, [tmp_path / "downloads"], tmp_path).download_and_extract([served.as_uri()])
 
 
-def test_a_failed_download_is_one_line_with_the_address_and_what_to_do(archives, tmp_path):
+def test_a_failed_download_is_refused_in_one_line_with_the_url_and_advice(archives, tmp_path):
     (archives / "training-parallel-commoncrawl.tgz").unlink()
     with pytest.raises(InputError) as error:  # tests have no network
         read_corpus("wmt14_ende", "en", "de", {}, tmp_path, str(archives))
@@ -347,7 +349,7 @@ def test_a_failed_download_is_one_line_with_the_address_and_what_to_do(archives,
 
 
 @pytest.mark.parametrize("end", ["", ".gz"])
-def test_text_is_read_as_the_builder_reads_it_line_by_line(tmp_path, end):
+def test_streamed_text_equals_what_the_builder_reads(tmp_path, end):
     from tensorflow_datasets.translate import wmt
 
     sides = {"fr": "un\n\ndeux\r\nà\u2028trois \nquatre", "en": "one\nnone\ntwo\r\nthree\x85\nfour"}

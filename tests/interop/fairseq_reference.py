@@ -1,4 +1,4 @@
-"""fairseq's Transformer, written again in plain torch: the names of its parameters, its dictionary, its forward pass.
+"""fairseq's Transformer reimplemented in plain torch: parameter names and forward pass.
 
 Follows fairseq 3d262bb2: models/transformer/transformer_{encoder,decoder}.py, modules/transformer_layer.py,
 modules/{sinusoidal,learned}_positional_embedding.py, data/dictionary.py. Dropout is left out.
@@ -14,7 +14,7 @@ PAD, EOS = 1, 2
 
 
 def arguments(**changes) -> argparse.Namespace:
-    """What `fairseq-train --arch transformer` keeps of its options, those of the model at least."""
+    """The options of the model that `fairseq-train --arch transformer` saves."""
     fields = {"arch": "transformer", "source_lang": "en", "target_lang": "de", "dropout": 0.1, "activation_fn": "relu",
               "attention_dropout": 0.0, "share_all_embeddings": True, "share_decoder_input_output_embed": False,
               "max_source_positions": 40, "max_target_positions": 40, "adaptive_softmax_cutoff": None,
@@ -26,7 +26,7 @@ def arguments(**changes) -> argparse.Namespace:
 
 
 def random_state(args: argparse.Namespace, vocab_size: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """`model.state_dict()`: every parameter random, shared ones repeated as fairseq repeats them."""
+    """`model.state_dict()`: all parameters random; shared ones appear under each of their names, as in fairseq."""
     generator = torch.Generator().manual_seed(seed)
     noise = lambda *shape: torch.randn(*shape, generator=generator)
     width, inner = args.encoder_embed_dim, args.encoder_ffn_embed_dim
@@ -110,7 +110,7 @@ def _sinusoids(rows, width):
 
 
 def _attention(args, state, name, x, memory, masked):
-    """Attention to `memory`, or to x itself where it is None, with its normalisation and residual connection."""
+    """Attention to `memory` (None: self-attention) with LayerNorm and residual connection."""
 
     def attend(y):
         heads = lambda z: z.unflatten(-1, (args.encoder_attention_heads, -1)).transpose(1, 2)

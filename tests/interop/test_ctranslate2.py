@@ -39,9 +39,63 @@ def test_score_batch_is_our_score(tmp_path, changes):
         np.testing.assert_allclose(score.log_probs, expected.token_log_probs, atol=1e-4)
 
 
+# --- Separate source and target vocabularies ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def separate(tmp_path_factory):
+    """A run with 310 source and 325 target pieces, and its export."""
+    directory = tmp_path_factory.mktemp("separate")
+    run = models.random_run_with_separate_vocabularies(directory / "run", seed=4)
+    return t2t_jax.load(run), export(run, directory / "ct2"), directory / "ct2"
+
+
+def test_with_separate_vocabularies_score_batch_is_our_score(separate):
+    ours, theirs, _ = separate
+    pairs = [*toy_corpus.pairs(6, 1), ("five €", "fünf €"), ("x", "")]
+    tokens = [
+        [pieces(v, text) for text in side] for v, side in zip(ours.vocabularies, zip(*pairs, strict=True), strict=True)
+    ]
+    for score, expected in zip(theirs.score_batch(*tokens), ours.score(pairs), strict=True):
+        assert len(score.log_probs) == len(expected.token_log_probs)
+        np.testing.assert_allclose(score.log_probs, expected.token_log_probs, atol=1e-4)
+
+
+def test_with_separate_vocabularies_translations_are_ours(separate):
+    """Greedy search, as far as the length limit allows: a random model rarely ends a sentence."""
+    ours, theirs, _ = separate
+    sentences = [source for source, _ in toy_corpus.pairs(6, 4)]
+    tokens = [pieces(ours.vocabularies.source, sentence) for sentence in sentences]
+    found = theirs.translate_batch(tokens, beam_size=1, min_decoding_length=0, max_decoding_length=10)
+    expected = ours.translate(sentences, beam_size=1, alpha=0.0, max_extra_length=20)
+    assert len({tuple(result.hypotheses[0]) for result in found}) > 1
+    for result, hypotheses in zip(found, expected, strict=True):
+        assert len(result.hypotheses[0]) > 1
+        assert result.hypotheses[0] == hypotheses[0].tokens[: len(result.hypotheses[0])]
+
+
+def test_with_separate_vocabularies_the_folder_holds_both_and_their_models_tokenise_as_ours(separate):
+    ours, _, folder = separate
+    for name, tokenizer in zip(("source", "target"), ours.vocabularies, strict=True):
+        assert json.loads((folder / f"{name}_vocabulary.json").read_text()) == tokenizer.pieces()
+        assert (folder / f"{name}_vocab.model").read_bytes() == tokenizer.model
+    assert not (folder / "shared_vocabulary.json").exists()
+
+
+def test_special_pieces_whose_names_differ_are_refused(tmp_path):
+    vocabularies = models.separate_vocabularies()
+    vocabularies["target_vocab.model"] = models.with_eos_named(vocabularies["target_vocab.model"], "[end]")
+    run = models.random_run_with_separate_vocabularies(tmp_path / "run", vocabularies=vocabularies)
+    with pytest.raises(InputError, match="CTranslate2 has one name for each of them; --format=safetensors keeps both"):
+        export(run, tmp_path / "ct2")
+
+
+# --- A trained model ---------------------------------------------------------------------------------------
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A model that has begun to learn the toy language: its translations end, and differ from each other."""
+    """A model trained until its translations end and differ from each other."""
     directory = tmp_path_factory.mktemp("trained")
     config = tiny_config(
         directory, train__train_steps=500, optimizer__warmup_steps=100, optimizer__learning_rate_factor=0.5,
@@ -53,7 +107,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_translations_are_ours_where_no_length_penalty_parts_them(trained, tmp_path, beam_size):
+def test_without_a_length_penalty_translations_are_ours(trained, tmp_path, beam_size):
     theirs, ours = export(trained, tmp_path / "ct2"), t2t_jax.load(trained)
     tokenizer = ours.vocabularies.source
     sentences = [source for source, _ in toy_corpus.pairs(20, 2)]
@@ -83,7 +137,7 @@ def test_positions_reach_beyond_the_longest_sentence(tmp_path):
     np.testing.assert_allclose(found, ours.score([(source, source)])[0].token_log_probs, atol=1e-4)
 
 
-def test_the_folder_says_how_text_is_cut(tmp_path):
+def test_the_folder_holds_the_vocabulary_and_its_sentencepiece_model(tmp_path):
     run = models.random_run(tmp_path / "run")
     export(run, tmp_path / "ct2")
     assert (tmp_path / "ct2/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
@@ -92,7 +146,7 @@ def test_the_folder_says_how_text_is_cut(tmp_path):
     assert vocabulary == [tokenizer.tokens([i])[0] for i in range(len(tokenizer))]
 
 
-def test_heads_of_another_width_are_refused_by_name(tmp_path):
+def test_heads_of_another_size_are_refused_by_name(tmp_path):
     run = models.random_run(tmp_path / "run", d_v=3)
     with pytest.raises(InputError, match="model.d_k=4, model.d_v=3: CTranslate2 has heads of d_model/num_heads = 4"):
         export(run, tmp_path / "ct2")

@@ -1,4 +1,4 @@
-"""What all formats share, and the plainest of them: our own parameters as safetensors."""
+"""What all export formats share, and the safetensors export of our own parameters."""
 
 import json
 import sys
@@ -25,11 +25,19 @@ def command(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
-def test_safetensors_and_config_rebuild_the_model(run, tmp_path, capsys):
-    load_file = pytest.importorskip("safetensors.numpy").load_file
+@pytest.mark.parametrize(
+    ("make", "vocabularies"),
+    [
+        (models.random_run, {"vocab.model"}),
+        (models.random_run_with_separate_vocabularies, {"source_vocab.model", "target_vocab.model"}),
+    ],
+    ids=["joint", "separate"],
+)
+def test_safetensors_and_config_rebuild_the_model(tmp_path, capsys, make, vocabularies):
+    load_file, run = pytest.importorskip("safetensors.numpy").load_file, make(tmp_path / "run")
     code, output, _ = command(capsys, f"--workdir={run}", "--format=safetensors", f"--output={tmp_path}/out")
     assert (code, output) == (0, "")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json", "vocab.model"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json"} | vocabularies
     params = {}
     for name, value in load_file(tmp_path / "out/model.safetensors").items():
         *parents, leaf = name.split(".")
@@ -40,12 +48,13 @@ def test_safetensors_and_config_rebuild_the_model(run, tmp_path, capsys):
     expected = restore(run)
     jax.tree.map(np.testing.assert_array_equal, params, expected.params)
     config = json.loads((tmp_path / "out/config.json").read_text())
-    assert Transformer(TransformerConfig(**config["model"])) == expected.model and config["step"] == 0
-    assert (tmp_path / "out/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
+    assert Transformer(TransformerConfig(**config["model"])) == expected.model and config["step"] == expected.step
+    for name in vocabularies:
+        assert (tmp_path / "out" / name).read_bytes() == (run / name).read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--format=safetensors", "--output=OUT"], "--mode=export needs --workdir"),
         (["--workdir=RUN", "--output=OUT"], "--mode=export needs --format, for example --format=ctranslate2"),
@@ -59,18 +68,18 @@ def test_safetensors_and_config_rebuild_the_model(run, tmp_path, capsys):
         (["--workdir=RUN", "--format=safetensors", "--output=RUN"], "run exists and is not an empty folder"),
     ],
 )
-def test_every_mistake_is_one_line(run, tmp_path, capsys, arguments, said):
+def test_every_mistake_is_refused_in_one_line(run, tmp_path, capsys, arguments, message):
     pytest.importorskip("safetensors")
-    places = {"RUN": str(run), "OUT": str(tmp_path / "out")}
-    for name, place in places.items():
-        arguments = [argument.replace(f"={name}", f"={place}") for argument in arguments]
+    paths = {"RUN": str(run), "OUT": str(tmp_path / "out")}
+    for name, path in paths.items():
+        arguments = [argument.replace(f"={name}", f"={path}") for argument in arguments]
     code, output, errors = command(capsys, *arguments)
-    assert code == 2 and output == "" and said in errors.splitlines()[-1]
+    assert code == 2 and output == "" and message in errors.splitlines()[-1]
     assert not list(tmp_path.glob("out*")) and restore(run).step == 0
 
 
 @pytest.mark.parametrize(("format", "system"), [("ctranslate2", "CTranslate2"), ("marian", "Marian")])
-def test_self_attention_within_a_window_is_refused_where_there_is_none(tmp_path, format, system):
+def test_exporting_windowed_attention_is_refused(tmp_path, format, system):
     pytest.importorskip("ctranslate2" if format == "ctranslate2" else "safetensors")
     run = models.random_run(tmp_path / "run", attention_window=4)
     with pytest.raises(InputError, match=f"model.attention_window=4: {system} has unrestricted attention only"):
@@ -78,14 +87,14 @@ def test_self_attention_within_a_window_is_refused_where_there_is_none(tmp_path,
     assert not list(tmp_path.glob("out*"))
 
 
-def test_a_package_that_is_not_there_is_named(run, tmp_path, monkeypatch):
+def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
     for format, package in (("marian", "safetensors"), ("safetensors", "safetensors"), ("ctranslate2", "ctranslate2")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(InputError, match=f"this needs the package {package}; pip install 't2t_jax.interop.'"):
             export_run(str(run), format=format, output=str(tmp_path / "out"), step=None)
 
 
-def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
+def test_folders_are_written_atomically(tmp_path):
     (tmp_path / "empty").mkdir()
     with new_folder("output", tmp_path / "empty") as folder:
         (folder / "file").write_text("whole")
@@ -97,13 +106,13 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
-def test_an_imported_run_has_no_test_set_of_its_own_and_says_so(run, capsys):
+def test_evaluating_an_imported_run_without_a_test_set_is_refused(run, capsys):
     code = main.main(["main.py", "--mode=evaluate", f"--workdir={run}"])
     assert code == 2 and "the run has no data of its own" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("output", "message"),
     [
         ("file", "exists and is not an empty folder"),
         ("full", "exists and is not an empty folder"),
@@ -118,7 +127,9 @@ def test_an_imported_run_has_no_test_set_of_its_own_and_says_so(run, capsys):
         ("~nobody_at_all/out", "home directory"),
     ],
 )
-def test_an_output_that_cannot_be_is_refused_before_the_model_is_loaded(tmp_path, capsys, monkeypatch, output, said):
+def test_an_output_that_cannot_be_created_is_refused_before_the_model_is_loaded(
+    tmp_path, capsys, monkeypatch, output, message
+):
     (tmp_path / "file").write_text("kept")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("kept")
@@ -129,7 +140,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_model_is_loaded(tmp_path
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("t2t_jax.interop.export.restore", lambda *_: pytest.fail("the model was loaded"))
     code, out, errors = command(capsys, "--workdir=no_run", "--format=safetensors", f"--output={output}")
-    assert code == 2 and out == "" and errors.splitlines()[-1].startswith("error: output: ") and said in errors
+    assert code == 2 and out == "" and errors.splitlines()[-1].startswith("error: output: ") and message in errors
     assert "Traceback" not in errors and sorted(tmp_path.rglob("*")) == before
 
 

@@ -19,7 +19,7 @@ fairseq = pytest.importorskip("tests.interop.fairseq_reference")
 
 
 def dictionary(folder, pieces):
-    """dict.txt, commonest first, filled up to a multiple of 8 as fairseq does; and the symbols by fairseq's ids."""
+    """Writes dict.txt, padded to a multiple of 8 symbols as in fairseq; returns its path and the symbols by id."""
     pieces = [*pieces, *(f"madeupword{i:04d}" for i in range(-(len(pieces) + 4) % 8))]
     path = folder / "dict.txt"
     path.write_text("".join(f"{piece} {9000 - i}\n" for i, piece in enumerate(pieces)))
@@ -28,7 +28,7 @@ def dictionary(folder, pieces):
 
 @pytest.fixture
 def parts(tmp_path):
-    """A SentencePiece model, and the text pieces in it in another order than its own."""
+    """A SentencePiece model, and its text pieces in random order."""
     spm = tmp_path / "spm.model"
     spm.write_bytes(models.vocabulary())
     processor = sentencepiece.SentencePieceProcessor(model_file=str(spm))
@@ -37,7 +37,7 @@ def parts(tmp_path):
 
 
 def save(folder, args, symbols, kind="args"):
-    """A checkpoint file as older (`args`) and newer (`cfg`) versions of fairseq lay it out."""
+    """Writes a checkpoint in the layout of older (`args`) or newer (`cfg`) versions of fairseq."""
     state = fairseq.random_state(args, len(symbols))
     saved = {"model": state, "optimizer_history": [], "extra_state": {"epoch": 1}, "args": None, "cfg": None}
     saved |= {
@@ -50,7 +50,7 @@ def save(folder, args, symbols, kind="args"):
 
 
 def compare(run, args, state, symbols):
-    """The largest difference of logits over ids that both have, our padded batch against fairseq's; and ours."""
+    """The largest difference between our logits and fairseq's over shared ids, and our logits."""
     trained = restore(run)
     ours = {
         piece: i for i in range(len(trained.vocabularies.target)) for piece in trained.vocabularies.target.tokens([i])
@@ -61,7 +61,7 @@ def compare(run, args, state, symbols):
     previous = np.concatenate([np.full((3, 1), fairseq.EOS), theirs_of[targets[:, :-1]]], axis=1)
     lengths = (inputs != 0).sum(axis=1)
     source = np.stack([np.roll(theirs_of[row], -length) for row, length in zip(inputs, lengths, strict=True)])
-    assert (source[1, :7] == fairseq.PAD).all()  # on the left, as fairseq pads sources
+    assert (source[1, :7] == fairseq.PAD).all()  # fairseq pads sources on the left
     found = fairseq.forward(args, state, torch.tensor(source), torch.tensor(previous)).numpy()[..., theirs_of]
     shared = [ours[symbols[i]] for i in theirs_of]
     return np.abs(found - logits[..., shared])[targets != 0].max(), logits
@@ -92,7 +92,7 @@ def test_our_logits_are_fairseqs(tmp_path, parts, changes):
 
 
 @pytest.mark.parametrize("kind", ["cfg", "dict"])
-def test_newer_checkpoints_keep_their_options_elsewhere(tmp_path, parts, kind):
+def test_the_options_of_newer_checkpoints_are_read_from_cfg(tmp_path, parts, kind):
     spm, pieces = parts
     path, symbols = dictionary(tmp_path, pieces)
     args = fairseq.arguments()
@@ -104,7 +104,7 @@ def test_newer_checkpoints_keep_their_options_elsewhere(tmp_path, parts, kind):
     assert restore(tmp_path / "run").run.config["data"]["target_language"] == "de"
 
 
-def test_pieces_that_the_dictionary_lacks_are_never_written_nor_read(tmp_path, parts):
+def test_pieces_that_the_dictionary_lacks_have_probability_0_and_are_never_encoded(tmp_path, parts):
     spm, pieces = parts
     lacking = [piece for piece in pieces if piece in ("▁seven", "▁acht", "e", "▁dr")]
     assert len(lacking) > 1
@@ -126,7 +126,7 @@ def test_pieces_that_the_dictionary_lacks_are_never_written_nor_read(tmp_path, p
             assert trained.vocabularies.target.decode(ids) == text and not set(ids) & set(index)
 
 
-def test_text_is_cut_as_the_given_model_cuts_it(tmp_path, parts):
+def test_text_is_tokenised_as_by_the_given_sentencepiece_model(tmp_path, parts):
     spm, pieces = parts
     path, symbols = dictionary(tmp_path, pieces)
     checkpoint, _ = save(tmp_path, fairseq.arguments(), symbols)
@@ -141,7 +141,7 @@ def test_text_is_cut_as_the_given_model_cuts_it(tmp_path, parts):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"activation_fn": "gelu"}, "activation_fn is 'gelu'; our model has 'relu' only"),
         ({"adaptive_softmax_cutoff": "100,200"}, "adaptive_softmax_cutoff is '100,200'"),
@@ -150,28 +150,28 @@ def test_text_is_cut_as_the_given_model_cuts_it(tmp_path, parts):
         ({"decoder_layers": 3}, "encoder_layers=2, decoder_layers=3"),
         (
             {"encoder_ffn_embed_dim": 24, "decoder_ffn_embed_dim": 24},
-            "layers.0.fc1.weight is .20, 16., its config says .24, 16.",
+            "layers.0.fc1.weight has shape .20, 16.; its config requires .24, 16.",
         ),
-        ({"encoder_layers": 1, "decoder_layers": 1}, "our model has nothing for decoder.layers.1"),
+        ({"encoder_layers": 1, "decoder_layers": 1}, "our model has no parameter for decoder.layers.1"),
     ],
 )
-def test_what_we_lack_is_refused_by_name(tmp_path, parts, changes, said):
+def test_unsupported_architectures_are_refused_by_name(tmp_path, parts, changes, message):
     spm, pieces = parts
     path, symbols = dictionary(tmp_path, pieces)
     checkpoint, state = save(tmp_path, fairseq.arguments(), symbols)
     torch.save({"model": state, "args": fairseq.arguments(**changes)}, checkpoint)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         from_fairseq(checkpoint, [path], tmp_path / "run", sentencepiece=spm)
     assert not list(tmp_path.glob("run*"))
 
 
-def test_dictionaries_that_do_not_fit_are_refused(tmp_path, parts):
+def test_dictionaries_that_do_not_match_are_refused(tmp_path, parts):
     spm, pieces = parts
     path, symbols = dictionary(tmp_path, pieces)
     checkpoint, _ = save(tmp_path, fairseq.arguments(), symbols)
     other = tmp_path / "other.txt"
     other.write_text(path.read_text() + "more 1\n")
-    with pytest.raises(InputError, match="differ; our model has one vocabulary for both"):
+    with pytest.raises(InputError, match="differ; only models with one joint dictionary"):
         from_fairseq(checkpoint, [path, other], tmp_path / "run", sentencepiece=spm)
     with pytest.raises(InputError, match=f"{len(symbols) + 1} symbols .* embeddings of {len(symbols)}"):
         from_fairseq(checkpoint, [other], tmp_path / "run", sentencepiece=spm)
@@ -180,7 +180,7 @@ def test_dictionaries_that_do_not_fit_are_refused(tmp_path, parts):
 
 
 class Malicious:
-    """Unpickled by a careless reader, it makes a folder."""
+    """Unpickling it creates a folder."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -199,10 +199,10 @@ def test_a_malicious_checkpoint_is_refused_and_nothing_in_it_is_run(tmp_path, pa
     assert len(errors.splitlines()) == 1 and "nothing in it was run" in errors and "mkdir" in errors
     assert not trap.exists()
     torch.load(checkpoint, weights_only=False)
-    assert trap.exists()  # the trap does work
+    assert trap.exists()  # the attack works without our reader
 
 
-def test_damaged_files_are_one_line(tmp_path):
+def test_damaged_files_are_refused_by_name(tmp_path):
     for content in (b"", b"not a checkpoint", b"PK\x03\x04 cut short"):
         (tmp_path / "checkpoint.pt").write_bytes(content)
         with pytest.raises(InputError, match="checkpoint.pt"):

@@ -1,4 +1,4 @@
-"""Marian folders that are damaged or made to break a reader: each is refused in one line, in no time, by name."""
+"""Damaged and malicious Marian folders: each is refused in one line that names the file or field."""
 
 import json
 import shutil
@@ -195,6 +195,12 @@ VARIANTS = {
     "tokenizer: a list": (text("tokenizer_config.json", "[]"), "tokenizer_config.json"),
     "tokenizer: a language that is a number": (text("tokenizer_config.json", '{"source_lang": 3}'), "source_lang"),
     "tokenizer: a language that is a list": (text("tokenizer_config.json", '{"target_lang": ["de"]}'), "target_lang"),
+    "tokenizer: separate_vocabs is a string": (
+        text("tokenizer_config.json", '{"separate_vocabs": "no"}'), "separate_vocabs is 'no'; it must be true or false",
+    ),
+    "tokenizer: separate vocabularies": (
+        text("tokenizer_config.json", '{"separate_vocabs": true}'), "only models with one joint vocabulary",
+    ),
     # vocab.json
     "vocab: empty": (text("vocab.json", ""), "vocab.json"),
     "vocab: broken": (of("vocab.json", hostile.truncate, 0.9), "vocab.json"),
@@ -300,18 +306,18 @@ VARIANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, of kinds of tensors that it means to change
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, about tensor types that will change
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_hostile_folder_is_refused_in_one_line(folder, tmp_path, capfd, name):
-    alter, *said = VARIANTS[name]
+    alter, *messages = VARIANTS[name]
     alter(folder)
-    hostile.refused(lambda: main([str(folder), str(tmp_path / "run")]), capfd, *said)
+    hostile.refused(lambda: main([str(folder), str(tmp_path / "run")]), capfd, *messages)
     assert {path.name for path in tmp_path.iterdir()} == {"marian"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
-def test_parameters_of_other_precisions_come_in_as_float32(folder, tmp_path, dtype, suffix):
+def test_parameters_of_other_precisions_are_imported_as_float32(folder, tmp_path, dtype, suffix):
     from safetensors.torch import save_file
 
     state = safetensors.load_file(folder / "model.safetensors")
@@ -332,7 +338,7 @@ def test_a_run_that_cannot_be_written_is_refused_before_anything_is_read(folder,
     (folder / "config.json").write_text("not read")
     (tmp_path / "file").write_text("")
     (tmp_path / "loop").symlink_to("loop")
-    for run, said in [
+    for run, message in [
         (folder, "is not an empty folder"),
         (tmp_path / "file", "is not an empty folder"),
         (tmp_path / "file/run", "Not a directory"),
@@ -340,11 +346,11 @@ def test_a_run_that_cannot_be_written_is_refused_before_anything_is_read(folder,
         (tmp_path / ("x" * 300), "too long"),
         ("/proc/run", "No such file"),
     ]:
-        hostile.refused(lambda run=run: main([str(folder), str(run)]), capfd, "run: ", said)
+        hostile.refused(lambda run=run: main([str(folder), str(run)]), capfd, "run: ", message)
     assert {path.name for path in tmp_path.iterdir()} == {"marian", "file", "loop"}
 
 
-# --- Random values at random places ------------------------------------------------------------------------
+# --- Fuzzing: random values in random fields ---------------------------------------------------------------
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=9),
@@ -356,8 +362,8 @@ VALUES = st.recursive(
 @given(field=st.integers(0, 99), value=VALUES, more=st.dictionaries(st.text(max_size=9), VALUES, max_size=1))
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("name", ["config.json", "vocab.json", "tokenizer_config.json"])
-def test_any_value_at_any_place_is_read_or_refused(fuzzed, name, field, value, more):
-    """Only a reason to stop may come out, or a run."""
+def test_any_value_in_any_field_is_read_or_refused(fuzzed, name, field, value, more):
+    """The import must succeed or raise a StopError."""
     folder, run = fuzzed
     valid = json.loads((folder / name).read_text("utf-8"))
     key = sorted(valid)[field % len(valid)]
@@ -373,7 +379,7 @@ def test_any_value_at_any_place_is_read_or_refused(fuzzed, name, field, value, m
 
 @pytest.fixture(scope="module")
 def fuzzed(valid, tmp_path_factory):
-    """A folder to change, and a run that is not there; importing stops where the run would be written."""
+    """A folder to change, and a run that does not exist; importing stops before the run is written."""
     folder = shutil.copytree(valid, tmp_path_factory.mktemp("fuzzed") / "marian")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("t2t_jax.interop.from_marian.write_run", lambda *_, **__: None)
@@ -383,7 +389,7 @@ def fuzzed(valid, tmp_path_factory):
 @given(st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.parametrize("name", ["config.json", "vocab.json", "source.spm", "model.safetensors", "pytorch_model.bin"])
-def test_any_bytes_at_any_place_are_read_or_refused(fuzzed, name, data):
+def test_any_bytes_in_any_file_are_read_or_refused(fuzzed, name, data):
     folder, run = fuzzed
     if name == "pytorch_model.bin" and not (folder / name).exists():
         torch_file(dict)(folder)

@@ -44,13 +44,13 @@ def our_logits(run, inputs, targets):
 
 
 def difference(a, b, targets):
-    """The largest, where there is a target; ids all count."""
+    """The largest absolute difference of logits at target positions that are not padding."""
     return np.abs(a - b)[targets != 0].max()
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
 def test_transformers_computes_our_logits(tmp_path, changes):
-    """With our ε set to PyTorch's, which is the only one that Marian's layers have."""
+    """With our ε set to PyTorch's default, which Marian always uses."""
     run = models.random_run(tmp_path / "run", layer_norm_epsilon=1e-5, **changes)
     folder = export(run, tmp_path / "marian")
     inputs, targets = models.batch(340)
@@ -58,7 +58,7 @@ def test_transformers_computes_our_logits(tmp_path, changes):
     assert ours.std() > 1 and difference(marian_logits(folder, inputs, targets), ours, targets) < 1e-4
 
 
-def test_our_own_epsilon_is_near_enough(tmp_path):
+def test_with_our_epsilon_logits_differ_by_less_than_1e_4(tmp_path):
     run = models.random_run(tmp_path / "run")
     folder = export(run, tmp_path / "marian")
     inputs, targets = models.batch(340)
@@ -72,15 +72,15 @@ def test_import_of_export_is_the_same_bit_for_bit(tmp_path, changes):
     before, after = restore(run), restore(tmp_path / "again")
     assert (run / "vocab.model").read_bytes() == (tmp_path / "again/vocab.model").read_bytes()
     expected = before.params
-    if not before.model.config.share_embeddings:  # rows for id 0 of the input tables, which nothing reads, are not kept
+    if not before.model.config.share_embeddings:  # row 0 of the input tables, which is never used, is not kept
         for side in ("source_embedding", "target_embedding"):
             expected = expected | {side: {"table": jnp.asarray(expected[side]["table"]).at[0].set(0)}}
     jax.tree.map(np.testing.assert_array_equal, after.params, expected)
-    changed = {"layer_norm_epsilon": 1e-5, "max_positions": 256}  # as Marian computes; unused
+    changed = {"layer_norm_epsilon": 1e-5, "max_positions": 256}  # Marian's ε; an unused field
     assert vars(after.model.config) == vars(before.model.config) | changed
 
 
-def test_marian_tokenizer_cuts_text_as_we_do_and_puts_it_together_again(tmp_path):
+def test_marian_tokenizer_encodes_and_decodes_as_we_do(tmp_path):
     run = models.random_run(tmp_path / "run")
     tokenizer = transformers.MarianTokenizer.from_pretrained(export(run, tmp_path / "marian"))
     sentences = [s for s, _ in toy_corpus.pairs(5, 3)] + ["fünf Bäume, 12 € – “so”", "x"]
@@ -95,20 +95,25 @@ def test_marian_tokenizer_cuts_text_as_we_do_and_puts_it_together_again(tmp_path
 
 def test_generate_finds_our_translations(tmp_path):
     run = models.random_run(tmp_path / "run", seed=3)
-    folder = export(run, tmp_path / "marian")
+    assert_generate_finds_our_translations(run, export(run, tmp_path / "marian"))
+
+
+def assert_generate_finds_our_translations(run, folder):
+    """Greedy search, as far as both length limits allow."""
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     sentences = [s for s, _ in toy_corpus.pairs(6, 4)]
     found = model.generate(**tokenizer(sentences, padding=True, return_tensors="pt"), num_beams=1, max_length=12)
     ours = t2t_jax.load(run).translate(sentences, beam_size=1, alpha=0.0, max_extra_length=20)
+    assert len({hypotheses[0].text for hypotheses in ours}) > 1
     for ids, hypotheses in zip(found, ours, strict=True):
         theirs = tokenizer.convert_ids_to_tokens([i for i in ids.tolist()[1:] if i != 0])
-        count = min(len(theirs), len(hypotheses[0].tokens), 11)  # the length limits are not the same
+        count = min(len(theirs), len(hypotheses[0].tokens), 11)  # transformers forces EOS at max_length
         assert count > 1 and theirs[: count - 1] == hypotheses[0].tokens[: count - 1]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"d_k": 5}, "model.d_k=5, model.d_v=4: Marian has heads of d_model/num_heads = 4 only"),
         ({"positions": "t2t"}, "model.positions='t2t': Marian has 'sinusoidal' only"),
@@ -116,9 +121,9 @@ def test_generate_finds_our_translations(tmp_path):
         ({"norm": "pre"}, "model.norm='pre': Marian has 'post' only"),
     ],
 )
-def test_what_marian_lacks_is_refused_by_name(tmp_path, changes, said):
+def test_models_that_marian_cannot_express_are_refused_by_name(tmp_path, changes, message):
     run = models.random_run(tmp_path / "run", **changes)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         export(run, tmp_path / "marian")
     assert not list(tmp_path.glob("marian*"))
 
@@ -129,7 +134,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("model_type", "bart", "model_type is 'bart'"),
         ("activation_function", "swish", "activation_function is 'swish'; our model has 'relu' only"),
@@ -139,43 +144,97 @@ def folder(tmp_path):
         ("encoder_layers", 1, "encoder_layers=1, decoder_layers=2"),
     ],
 )
-def test_what_we_lack_is_refused_by_name(folder, tmp_path, field, value, said):
+def test_unsupported_architectures_are_refused_by_name(folder, tmp_path, field, value, message):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {field: value}))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         from_marian(folder, tmp_path / "again")
     assert not list(tmp_path.glob("again*"))
 
 
-def test_parameters_that_do_not_fit_are_refused_by_name(folder, tmp_path):
+def test_parameters_that_do_not_match_are_refused_by_name(folder, tmp_path):
     from safetensors.numpy import load_file, save_file
 
     state = load_file(folder / "model.safetensors")
-    for name, value, said in [
+    for name, value, message in [
         ("final_logits_bias", np.ones((1, 340), np.float32), "final_logits_bias is not zero"),
-        ("model.encoder.adapter.weight", np.ones(3, np.float32), "our model has nothing for encoder.adapter.weight"),
+        (
+            "model.encoder.adapter.weight",
+            np.ones(3, np.float32),
+            "our model has no parameter for encoder.adapter.weight",
+        ),
         ("model.encoder.layers.0.fc1.weight", None, "no parameter encoder.layers.0.fc1.weight"),
-        ("model.encoder.layers.0.fc1.bias", np.ones(3, np.float32), "fc1.bias is .3,., its config says .20,."),
+        (
+            "model.encoder.layers.0.fc1.bias",
+            np.ones(3, np.float32),
+            "fc1.bias has shape .3,.; its config requires .20,.",
+        ),
         (
             "model.decoder.layers.0.self_attn.q_proj.bias",
             np.ones(3, np.float32),
-            "q_proj.bias is .3,., its config says",
+            "q_proj.bias has shape .3,.; its config requires",
         ),
     ]:
         changed = {key: x for key, x in (state | {name: value}).items() if x is not None}
         save_file(changed, folder / "model.safetensors")
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             from_marian(folder, tmp_path / "again")
 
 
-def test_two_vocabularies_are_refused(folder, tmp_path):
+def test_importing_separate_vocabularies_is_refused(folder, tmp_path):
     (folder / "target.spm").write_bytes(models.vocabulary(335))
-    with pytest.raises(InputError, match="source.spm and target.spm differ"):
+    with pytest.raises(InputError, match="source.spm and target.spm differ; only models with one joint vocabulary"):
         from_marian(folder, tmp_path / "again")
+    theirs = export(models.random_run_with_separate_vocabularies(tmp_path / "separate"), tmp_path / "theirs")
+    with pytest.raises(InputError, match="separate_vocabs is True; only models with one joint vocabulary"):
+        from_marian(theirs, tmp_path / "again")
 
 
-def test_a_model_made_and_saved_by_transformers_comes_in(tmp_path):
-    """Another order of ids, tied embeddings, unscaled: what Marian's own defaults are, but for ReLU."""
+# --- Exports with separate source and target vocabularies --------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def separate(tmp_path_factory):
+    """A run with 310 source and 325 target pieces, and its export."""
+    directory = tmp_path_factory.mktemp("separate")
+    run = models.random_run_with_separate_vocabularies(directory / "run", seed=4, layer_norm_epsilon=1e-5)
+    return run, export(run, directory / "marian")
+
+
+def test_with_separate_vocabularies_transformers_computes_our_logits(separate):
+    run, folder = separate
+    inputs, targets = models.batch(325, source_vocab_size=310)
+    ours = our_logits(run, inputs, targets)
+    assert ours.shape[-1] == 325 and ours.std() > 1
+    assert difference(marian_logits(folder, inputs, targets), ours, targets) < 1e-4
+
+
+def test_with_separate_vocabularies_marian_tokenizer_tokenises_each_side_as_we_do(separate):
+    run, folder = separate
+    tokenizer, ours = transformers.MarianTokenizer.from_pretrained(folder), restore(run).vocabularies
+    for source, target in [*toy_corpus.pairs(5, 3), ("five trees € 12", "fünf Bäume € 12")]:
+        ids, target_ids = tokenizer(source)["input_ids"], tokenizer(text_target=target)["input_ids"]
+        assert ids == ours.source.encode(source) and target_ids == ours.target.encode(target)
+        assert tokenizer.decode(target_ids, skip_special_tokens=True) == target == ours.target.decode(target_ids)
+        assert tokenizer.convert_ids_to_tokens(target_ids) == ours.target.tokens(target_ids)
+    assert ours.source.encode("seven") != ours.target.encode("seven")
+
+
+def test_with_separate_vocabularies_generate_finds_our_translations(separate):
+    assert_generate_finds_our_translations(*separate)
+
+
+def test_special_pieces_whose_names_differ_are_refused(tmp_path):
+    vocabularies = models.separate_vocabularies()
+    vocabularies["target_vocab.model"] = models.with_eos_named(vocabularies["target_vocab.model"], "[end]")
+    run = models.random_run_with_separate_vocabularies(tmp_path / "run", vocabularies=vocabularies)
+    with pytest.raises(InputError, match=r"'<pad>', '</s>', '<unk>' in the source vocabulary, '<pad>', '\[end\]', "):
+        export(run, tmp_path / "marian")
+    assert not list(tmp_path.glob("marian*"))
+
+
+def test_a_model_saved_by_transformers_is_imported(tmp_path):
+    """Other ids, tied and unscaled embeddings: Marian's defaults, apart from ReLU."""
     ours = restore(models.random_run(tmp_path / "run")).vocabularies.target
     order = np.random.default_rng(0).permutation(340)  # their id of each of our pieces
     config = transformers.MarianConfig(
@@ -210,7 +269,7 @@ def test_a_model_made_and_saved_by_transformers_comes_in(tmp_path):
     assert theirs.std() > 0.5 and difference(found, theirs, targets) < 1e-4
 
 
-def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
+def test_the_command_prints_an_error_in_one_line(tmp_path, capsys):
     assert main([str(tmp_path), str(tmp_path / "again")]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: folder: no file") and len(errors.splitlines()) == 1

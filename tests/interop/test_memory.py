@@ -1,4 +1,4 @@
-"""Files that claim to be enormous are refused before any memory is taken for them."""
+"""Files that declare enormous sizes are refused before memory is allocated for them."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.interop import hostile, models
 torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 
-# Runs in a process of its own: with little more memory than it has after a first import, and measured.
+# Run in a child process whose memory is limited to 1 GiB more than after the imports, and measured.
 CHILD = """
 import json, resource, sys, time
 from t2t_jax.interop import from_fairseq, from_marian
@@ -42,7 +42,7 @@ def marian(tmp_path):
 
 
 def sparse(path, size):
-    """A file of `size` zero bytes that takes no room on the disk."""
+    """A file of `size` zero bytes that takes no space on the disk."""
     path.unlink(missing_ok=True)
     path.touch()
     os.truncate(path, size)
@@ -58,21 +58,21 @@ def bomb(path, size):
             member.write(bytes(1 << 20))
 
 
-def test_enormous_files_take_no_memory_and_no_time(marian, tmp_path):
-    cases = []  # system, arguments, what is said
+def test_enormous_files_are_refused_with_little_memory_and_time(marian, tmp_path):
+    cases = []  # system, arguments, the message
 
-    def marian_case(change, said):
+    def marian_case(change, message):
         folder = tmp_path / f"case{len(cases)}"
         shutil.copytree(marian, folder)
         change(folder)
-        cases.append(("marian", [str(folder), str(tmp_path / "out")], said))
+        cases.append(("marian", [str(folder), str(tmp_path / "out")], message))
 
-    def torch_case(value, said):
+    def torch_case(value, message):
         def change(folder):
             (folder / "model.safetensors").unlink()
             torch.save(value, folder / "pytorch_model.bin")
 
-        marian_case(change, said)
+        marian_case(change, message)
 
     marian_case(lambda f: sparse(f / "config.json", 1 << 40), "at most 16,777,216 are read")
     marian_case(lambda f: sparse(f / "vocab.json", 1 << 40), "at most 16,777,216 are read")
@@ -107,7 +107,7 @@ def test_enormous_files_take_no_memory_and_no_time(marian, tmp_path):
     ended = subprocess.run([sys.executable, "-c", CHILD, commands], capture_output=True, text=True)
     found = [json.loads(line) for line in ended.stdout.splitlines()]
     assert len(found) == len(cases), ended.stderr
-    for (code, megabytes, seconds), (_, _, said), line in zip(found, cases, ended.stderr.splitlines(), strict=True):
-        assert code == 2 and said in line
+    for (code, megabytes, seconds), (_, _, message), line in zip(found, cases, ended.stderr.splitlines(), strict=True):
+        assert code == 2 and message in line
         assert megabytes < 200 and seconds < 5, line
     assert not (tmp_path / "out").exists()

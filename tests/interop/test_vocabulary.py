@@ -13,14 +13,14 @@ def symbols(model):
     return [processor.id_to_piece(i) for i in range(len(processor))]
 
 
-def test_a_model_in_our_order_stays_as_it_is():
+def test_a_model_with_our_ids_is_unchanged():
     model = models.vocabulary()
     found = in_our_order(model, {name: i for i, name in enumerate(symbols(model))}, **NAMES)
     assert found.model == model and found.ids.tolist() == list(range(340))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
-def test_a_model_in_another_order_gets_ours_and_cuts_text_the_same(tmp_path, kind):
+def test_a_model_with_other_ids_gets_ours_and_tokenises_the_same(tmp_path, kind):
     """SentencePiece's own defaults: 0 unknown, 1 <s>, 2 </s>, no padding."""
     text = ["one two three four five six seven eight", "a tree, a house", "eins zwei drei"] * 9
     sentencepiece.SentencePieceTrainer.train(

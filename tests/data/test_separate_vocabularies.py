@@ -1,0 +1,142 @@
+"""Token stores with separate source and target vocabularies, and the names of stores."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from t2t_jax.data import preparation
+from t2t_jax.data.cleaning import Rules
+from t2t_jax.data.corpora import Corpus, read_corpus
+from t2t_jax.data.preparation import prepare
+from t2t_jax.data.ready_vocabulary import model_of_merges
+from t2t_jax.data.token_store import TokenStore
+from t2t_jax.data.tokenizer import train_vocabulary
+from t2t_jax.errors import DamagedError, InputError
+from tests.data import toy_corpus
+from tests.data.test_token_store import SETTINGS
+
+SEPARATE = dataclasses.replace(SETTINGS, source_vocab_size=310, vocab_size=325)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return read_corpus("files", "en", "de", toy_corpus.write_splits(tmp_path), tmp_path)
+
+
+def assert_holds_the_corpus(store):
+    for index, (source, target) in enumerate(toy_corpus.pairs(300, 0)):
+        assert store.source[index].tolist() == store.vocabularies.source.encode(source)
+        assert store.target[index].tolist() == store.vocabularies.target.encode(target)
+        assert store.vocabularies.source.decode(store.source[index]) == source
+        assert store.vocabularies.target.decode(store.target[index]) == target
+    assert len(store.source) == len(store.target) == 300
+
+
+def test_each_vocabulary_is_trained_on_its_own_side_only_and_encodes_that_side(corpus, tmp_path):
+    store = prepare(corpus, SEPARATE, tmp_path / "stores")
+    source, target = zip(*toy_corpus.pairs(300, 0), strict=True)
+    assert (store.directory / "source_vocab.model").read_bytes() == train_vocabulary(source, 310)
+    assert (store.directory / "target_vocab.model").read_bytes() == train_vocabulary(target, 325)
+    assert not (store.directory / "vocab.model").exists() and not store.vocabularies.is_joint
+    assert "▁seven" in store.vocabularies.source.pieces() and "▁sieben" in store.vocabularies.target.pieces()
+    assert_holds_the_corpus(store)
+    assert store.held_out("test") == tuple(map(list, zip(*toy_corpus.pairs(20, 2), strict=True)))
+    assert "310 source and 325 target pieces" in store.describe()
+
+
+def test_a_ready_source_vocabulary_encodes_the_source_alone(corpus, tmp_path):
+    codes = tmp_path / "codes"
+    codes.write_text("#version: 0.2\no n\non e</w>\n")
+    settings = dataclasses.replace(SETTINGS, source_vocabulary=str(codes), vocab_size=325)
+    store = prepare(corpus, settings, tmp_path / "stores")
+    source, target = store.vocabularies
+    assert source.tokens(source.encode("one two")) == ["one▁", "t", "w", "o▁", "</s>"]
+    assert target.model == train_vocabulary([pair[1] for pair in toy_corpus.pairs(300, 0)], 325)
+    assert_holds_the_corpus(store)
+
+
+def test_the_type_of_the_ids_fits_the_larger_vocabulary(corpus, tmp_path):
+    ready = tmp_path / "large.model"
+    ready.write_bytes(model_of_merges([("o", "n")], map(chr, range(0x20000, 0x20000 + 40_000))))
+    settings = dataclasses.replace(SETTINGS, source_vocabulary=str(ready), vocab_size=325, max_length=99)
+    store = prepare(corpus, settings, tmp_path / "stores")
+    assert len(store.vocabularies.source) > 1 << 16 and store.source[0].dtype == np.uint32
+    assert_holds_the_corpus(store)
+
+
+def test_an_error_names_the_field_of_its_side(corpus, tmp_path):
+    for field in ("source_vocab_size", "vocab_size"):
+        settings = dataclasses.replace(SEPARATE, **{field: 100_000})
+        with pytest.raises(InputError, match=f"^data.{field}=100000: "):
+            prepare(corpus, settings, tmp_path / "stores")
+    (tmp_path / "text").write_text("one two three\n")
+    settings = dataclasses.replace(SEPARATE, source_vocabulary=str(tmp_path / "text"))
+    with pytest.raises(InputError, match="^data.source_vocabulary=.*text is neither a SentencePiece model nor"):
+        prepare(corpus, settings, tmp_path / "stores")
+    with pytest.raises(InputError, match="^data.source_vocabulary: no file .*none"):
+        dataclasses.replace(SEPARATE, source_vocabulary=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("name", ["source_vocab.model", "target_vocab.model"])
+def test_a_flipped_bit_in_either_vocabulary_is_refused_by_name(corpus, tmp_path, name):
+    store = prepare(corpus, SEPARATE, tmp_path)
+    flip_a_bit(store.directory / name)
+    with pytest.raises(DamagedError, match=name):
+        TokenStore(store.directory)
+
+
+def test_a_resumed_preparation_keeps_its_vocabularies_and_refuses_damaged_ones(corpus, tmp_path, monkeypatch):
+    whole = prepare(corpus, SEPARATE, tmp_path / "whole")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "write_shards", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(corpus, SEPARATE, tmp_path / "stores")
+    (vocabulary,) = (tmp_path / "stores").glob(".*.unfinished/vocabularies/target_vocab.model")
+    flip_a_bit(vocabulary)
+    with pytest.raises(DamagedError, match="vocabularies is damaged; delete .*unfinished and run again"):
+        prepare(corpus, SEPARATE, tmp_path / "stores")
+    flip_a_bit(vocabulary)
+    monkeypatch.setattr(preparation, "train_vocabulary", lambda *_, **__: pytest.fail("a vocabulary was trained again"))
+    assert prepare(corpus, SEPARATE, tmp_path / "stores").fingerprint == whole.fingerprint
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+# --- The names of stores -----------------------------------------------------------------------------------
+
+CORPUS = Corpus("files", ("en", "de"), {}, {"train.en": "0" * 64, "train.de": "1" * 64})
+TRANSLATION = dataclasses.replace(SETTINGS, vocab_size=268)
+
+
+def test_joint_translation_stores_keep_the_names_they_had_before_separate_vocabularies(tmp_path):
+    """The two keys were computed by commit 654856d, which had neither tasks nor separate vocabularies."""
+    assert preparation._key(CORPUS, TRANSLATION) == "df808c4853fb"
+    codes = tmp_path / "codes"
+    codes.write_text("o n\n")
+    changes = {"vocabulary": str(codes), "cleaning": Rules(max_ratio=2.0)}
+    assert preparation._key(CORPUS, dataclasses.replace(TRANSLATION, **changes)) == "9083857f86ab"
+
+
+def test_stores_with_other_vocabularies_have_other_names(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_text("o n\n")
+    second.write_text("t w\n")
+    changes = [
+        {}, {"vocab_size": 269}, {"source_vocab_size": 268}, {"source_vocab_size": 269}, {"vocabulary": str(first)},
+        {"source_vocabulary": str(first)}, {"source_vocabulary": str(second)},
+        {"vocabulary": str(first), "source_vocabulary": str(second)},
+        {"vocabulary": str(second), "source_vocabulary": str(first)},
+    ]  # fmt: skip
+    keys = [preparation._key(CORPUS, dataclasses.replace(TRANSLATION, **change)) for change in changes]
+    assert len(set(keys)) == len(keys)
+    second.write_text(first.read_text())  # the content counts, not the path
+    assert preparation._key(CORPUS, dataclasses.replace(TRANSLATION, source_vocabulary=str(second))) == keys[5]
