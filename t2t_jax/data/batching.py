@@ -22,8 +22,8 @@ class Batches:
     """The batches of a whole run, indexed by step, with length bucketing or sequence packing.
 
     `tokens_per_batch` bounds the positions of a global batch on each side, padding included. Step n belongs to
-    epoch n // `per_epoch`. Each epoch holds every pair exactly once, in a new random order; the last batch of a bucket
-    is filled up with rows of padding. With `packing`, rows hold several pairs and there is one bucket.
+    epoch n // `per_epoch`. Each epoch holds every pair exactly once, in a new random order; incomplete batches are
+    filled up with rows of padding. With `packing`, rows hold several pairs and there is one bucket.
     """
 
     def __init__(

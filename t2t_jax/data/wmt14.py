@@ -95,7 +95,9 @@ def _prepare(foreign: str, final: Path, downloads: Path, archives: str) -> None:
     if archives:
         folders.insert(0, Path(archives).expanduser())
         if not folders[0].is_dir():
-            raise InputError(f"data.archives={archives}: no such folder; name one that has the archives, or none")
+            raise InputError(
+                f"data.archives={archives}: no such folder; name the one that has the archives, or leave it empty"
+            )
     root = final.parents[2]
     for left in root.glob(".unfinished-*"):  # by a killed process; the file lock excludes running ones
         shutil.rmtree(left)
