@@ -23,7 +23,7 @@ from absl import logging
 
 from t2t_jax import sharding
 from t2t_jax.errors import DamagedError, InputError, InterruptedRun
-from t2t_jax.files import alone_in, read_object, replace_folder, sha256, storage_errors, write_object
+from t2t_jax.files import folder_lock, read_object, replace_folder, sha256, storage_errors, write_object
 
 _MANIFEST = "manifest.json"
 _UNFINISHED, _REMOVED = ".unfinished", ".removed"  # suffixes of folders being written or deleted
@@ -205,7 +205,7 @@ class CheckpointWriter(Checkpoints):
             yield
             return
         self.directory.mkdir(parents=True, exist_ok=True)
-        with alone_in(self.directory):
+        with folder_lock(self.directory):
             for path in self.directory.iterdir():
                 if path.name.endswith((_UNFINISHED, _REMOVED)) or _ORBAX_UNFINISHED in path.name:
                     shutil.rmtree(path)

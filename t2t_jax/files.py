@@ -180,7 +180,7 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def hold(lock: Path) -> TextIO | None:
+def try_lock(lock: Path) -> TextIO | None:
     """Exclusive file lock (flock), held until the returned file is closed; None where another process holds it."""
     file = lock.open("w")
     try:
@@ -192,7 +192,7 @@ def hold(lock: Path) -> TextIO | None:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Exclusive flock on a folder, waited for, and released when the process dies."""
     handle = os.open(folder, os.O_RDONLY)
     try:

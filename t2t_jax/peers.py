@@ -202,7 +202,7 @@ def _accept(listening: socket.socket, token: str, count: int) -> list[Peer]:
             connection, _ = listening.accept()
         except TimeoutError:
             missing = ", ".join(str(n) for n in range(1, count + 1) if n not in peers)
-            raise InterruptedRun(f"processes {missing} did not connect; the same command goes on") from None
+            raise InterruptedRun(f"processes {missing} did not connect; run the same command again") from None
         hello = _hello(connection)
         if hmac.compare_digest(str(hello.get("token")), token):
             peers[hello["process"]] = Peer(connection, f"process {hello['process']} on {hello['host']}")

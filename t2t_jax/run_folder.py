@@ -16,7 +16,7 @@ from absl import logging
 
 from t2t_jax.errors import DamagedError, InputError, StopError, shown, storage_reason
 from t2t_jax.event_file import EventFile
-from t2t_jax.files import flat, hold, read_object, write_bytes, write_lines, write_object
+from t2t_jax.files import flat, read_object, try_lock, write_bytes, write_lines, write_object
 
 # What may change when a run is resumed: nothing that changes the weights. The text may be moved, as checkpoints hold
 # its checksum.
@@ -151,7 +151,7 @@ class RunFolder:
     def _lock_folder(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(self.path / ".lock")
+            self._lock = try_lock(self.path / ".lock")
         except OSError as error:
             reason = "it is a file" if isinstance(error, FileExistsError) else storage_reason(error) or error
             raise InputError(f"workdir: can't write to {self.path} ({reason}); choose another folder") from None

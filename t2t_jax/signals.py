@@ -45,8 +45,8 @@ class Requests:
         return self.count
 
 
-def answer_with(answer: Callable[[int], None]) -> Callable[[], None]:
-    """Installs `answer` as the handler of all three signals, called in a new thread; main thread only.
+def set_handler(handler: Callable[[int], None]) -> Callable[[], None]:
+    """Calls `handler` in a new thread for each of the three signals; main thread only.
 
     Returns the function that restores the previous handlers.
     """
@@ -58,7 +58,7 @@ def answer_with(answer: Callable[[int], None]) -> Callable[[], None]:
             while numbers := receiver.recv(64):
                 for number in numbers:
                     if number in _SIGNALS:
-                        answer(number)
+                        handler(number)
 
     thread = threading.Thread(target=listen, name="signals", daemon=True)
     thread.start()
@@ -70,8 +70,8 @@ def answer_with(answer: Callable[[int], None]) -> Callable[[], None]:
         signal.signal(number, _wake)
 
     def restore() -> None:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
+        for number, previous in usual.items():
+            signal.signal(number, previous)
         signal.set_wakeup_fd(usual_fd)
         sender.shutdown(socket.SHUT_WR)  # which ends the thread
         thread.join()
@@ -80,9 +80,9 @@ def answer_with(answer: Callable[[int], None]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def answered(answer: Callable[[int], None]) -> Iterator[None]:
-    """Handles signals with `answer` within the block; blocks may be nested."""
-    restore = answer_with(answer)
+def handled_by(handler: Callable[[int], None]) -> Iterator[None]:
+    """Handles signals with `handler` within the block; blocks may be nested."""
+    restore = set_handler(handler)
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ def answered(answer: Callable[[int], None]) -> Iterator[None]:
 
 
 def _wake(*_) -> None:
-    """Does nothing: the thread of `answer_with` handles the signal, without waiting for Python to call this."""
+    """Does nothing: the thread of `set_handler` handles the signal, without waiting for Python to call this."""
 
 
 def end_at_once(number: int) -> None:
@@ -99,7 +99,7 @@ def end_at_once(number: int) -> None:
     Only the clean-ups of `cleanup` run. Nothing is damaged, as with `kill -9`: every file is written whole or not at
     all.
     """
-    leave(f"stopped by {signal.Signals(number).name}; the same command goes on")
+    leave(f"stopped by {signal.Signals(number).name}; run the same command again")
 
 
 def leave(line: str) -> None:
@@ -133,7 +133,7 @@ def watch() -> None:
     """Makes a signal end the process with one line and exit code 3, except within `deferred`."""
     # multiprocessing's resource tracker frees what such an end leaves behind; silence its warning about it.
     os.environ.setdefault("PYTHONWARNINGS", "ignore:resource_tracker")
-    answer_with(end_at_once)
+    set_handler(end_at_once)
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ def deferred(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
         if is_first:
             say("stopping after this step; saving")
 
-    with answered(note):
+    with handled_by(note):
         yield lambda: requests.count > 0
     if requests.count:  # after the block's last look
         end_at_once(signal.SIGTERM)

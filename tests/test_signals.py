@@ -68,7 +68,7 @@ def test_a_signal_is_handled_at_once_while_the_main_thread_is_in_c(number):
     process = run(f"from t2t_jax import signals; signals.watch(); {SLEEP_IN_C}")
     process.send_signal(number)
     assert process.wait(5) == 3
-    assert process.stderr.read().strip() == f"stopped by {number.name}; the same command goes on"
+    assert process.stderr.read().strip() == f"stopped by {number.name}; run the same command again"
 
 
 def test_a_signal_after_the_last_check_of_the_block_ends_the_program_after_it():
@@ -138,7 +138,7 @@ with signals.cleanup(remove):
     process = run(program)
     process.send_signal(TERM)
     assert process.wait(5) == 3
-    assert process.stderr.read().strip() == "stopped by SIGTERM; the same command goes on"
+    assert process.stderr.read().strip() == "stopped by SIGTERM; run the same command again"
 
 
 # Each writes a file into the unfinished folder and then sleeps where no Python handler would run.
@@ -178,7 +178,7 @@ def test_a_stopped_export_or_import_leaves_nothing_behind(tmp_path, program):
     process.send_signal(TERM)
     _, errors = process.communicate(timeout=5)
     assert process.returncode == 3, errors
-    assert errors.splitlines()[-1] == "stopped by SIGTERM; the same command goes on" and "Traceback" not in errors
+    assert errors.splitlines()[-1] == "stopped by SIGTERM; run the same command again" and "Traceback" not in errors
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -218,7 +218,7 @@ def test_a_start_can_be_stopped_anywhere_and_the_same_command_goes_on(tmp_path):
         _, errors = process.communicate(timeout=30)
         moments.append(time.monotonic() - begun)
         assert process.returncode == 3, errors
-        assert errors.strip().splitlines()[-1] == f"stopped by {number.name}; the same command goes on"
+        assert errors.strip().splitlines()[-1] == f"stopped by {number.name}; run the same command again"
         assert "Traceback" not in errors
     assert max(moments) < 5
     process = start(tmp_path, run)
@@ -265,7 +265,7 @@ def test_a_second_signal_ends_a_save_and_the_checkpoint_before_it_is_intact(tmp_
     assert process.poll() is None
     process.send_signal(TERM)
     assert process.wait(5) == 3
-    assert "stopped by SIGTERM; the same command goes on" in process.stderr.read()
+    assert "stopped by SIGTERM; run the same command again" in process.stderr.read()
     assert saved_steps(run) == [20]
 
     process = start(tmp_path, run)
@@ -286,4 +286,4 @@ def test_a_stopped_translation_prints_a_line_and_keeps_what_was_translated(tmp_p
     process.send_signal(TERM)
     _, errors = process.communicate(timeout=5)
     assert process.returncode == 3
-    assert errors.splitlines()[-1] == "stopped by SIGTERM; the same command goes on" and "Traceback" not in errors
+    assert errors.splitlines()[-1] == "stopped by SIGTERM; run the same command again" and "Traceback" not in errors

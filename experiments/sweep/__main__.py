@@ -34,7 +34,7 @@ from experiments.sweep.trial_process import POLL_SECONDS, shell_exit_code, signa
 from experiments.sweep.trials import FAILED, INTERRUPTED, RUNNING, WAITING, Trial
 from t2t_jax import signals
 from t2t_jax.errors import InputError, InterruptedRun, exit_code_of
-from t2t_jax.files import hold
+from t2t_jax.files import try_lock
 
 STANDARD_ERROR = 2
 
@@ -86,7 +86,7 @@ def key_values(option: str, text: str) -> dict[str, str]:
 @contextlib.contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
     """File lock against a second launcher in this folder."""
-    lock = hold(folder / ".lock")
+    lock = try_lock(folder / ".lock")
     if lock is None:
         raise InputError(f"--workdir: another sweep is running in {folder}; wait for it or choose another")
     with lock:
@@ -102,7 +102,7 @@ def caught_stop_signals() -> Iterator[list[int]]:
         if requests.add(number) > len(received):
             received.append(number)
 
-    with signals.answered(on_signal):
+    with signals.handled_by(on_signal):
         yield received
 
 

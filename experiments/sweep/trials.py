@@ -12,7 +12,7 @@ from experiments.json_types import NUMBER, check_types, is_number
 from experiments.scores import headline
 from experiments.sweep.trial_process import HUNG
 from t2t_jax.errors import DamagedError, shown
-from t2t_jax.files import flat, hold, read_object
+from t2t_jax.files import flat, read_object, try_lock
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 
@@ -90,7 +90,7 @@ class Trial:
         path = self.folder / ".lock"
         if not path.is_file():
             return False
-        lock = hold(path)
+        lock = try_lock(path)
         if lock:
             lock.close()
         return lock is None

@@ -25,7 +25,7 @@ from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE, TASKS, Task,
 from t2t_jax.data.token_store import HELD_OUT, SIDES, TokenStore
 from t2t_jax.data.tokenizer import longest_whole, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
-from t2t_jax.files import alone_in, read_object, sha256, write_bytes, write_object
+from t2t_jax.files import folder_lock, read_object, sha256, write_bytes, write_object
 
 _FORMAT = 3  # version of stores; incremented when the same corpus and settings give other bytes
 # Settings added later, with the value that reproduces earlier stores. It is left out of the key: names do not change.
@@ -110,7 +110,7 @@ def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenSt
     work = final.with_name(f".{final.name}.unfinished")
     while work.exists() or not final.exists():
         work.mkdir(parents=True, exist_ok=True)
-        with alone_in(work):
+        with folder_lock(work):
             try:
                 if not final.exists():
                     _write(corpus, settings, work, final)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.files import alone_in, read_object, sha256, write_object
+from t2t_jax.files import folder_lock, read_object, sha256, write_object
 from t2t_jax.progress_bar import progress_bar
 
 _SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # our name → the builder's
@@ -80,7 +80,7 @@ def prepare(foreign: str, directory: Path, archives: str) -> Prepared:
     final = root / "wmt14_translate" / f"{foreign}-en" / "1.0.0"
     if not final.exists():
         root.mkdir(parents=True, exist_ok=True)
-        with alone_in(root):
+        with folder_lock(root):
             if not final.exists():
                 _prepare(foreign, final, directory / "downloads", archives)
     manifest = _checked_manifest(final)

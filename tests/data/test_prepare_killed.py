@@ -99,4 +99,4 @@ def test_a_signal_to_the_process_group_ends_the_preparation_with_one_line(tmp_pa
     _, errors = process.communicate(timeout=10)
     assert process.returncode == 3 and group_ends(process.pid)
     lines = [line for line in errors.splitlines() if line.strip() and "preparing" not in line]
-    assert lines == [f"stopped by {number.name}; the same command goes on"]
+    assert lines == [f"stopped by {number.name}; run the same command again"]
