@@ -55,7 +55,7 @@ class Fields:
         """An integer from `least` to `most`; without a default the field is required."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._refusal(name, f"it must be an integer from {least} to {most}")
+            raise self._refusal(name, f"it must be a whole number from {least} to {most}")
         return value
 
     def fraction(self, name: str, default: float) -> float:
