@@ -159,7 +159,7 @@ class RunFolder:
             raise InputError(f"workdir: another process is training in {self.path}; choose another folder")
 
     def _check_same(self, config: dict[str, Any]) -> None:
-        old, new = flat(self.config), flat(config)
+        old, new = flat(self.config), flat(with_later_fields(config))
         for field in sorted(old.keys() | new.keys()):
             free = field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
             if not free and old.get(field) != new.get(field):

@@ -182,7 +182,10 @@ def contents(folder):
         ({"train__seed": 5}, "train.seed is 5"),
         ({"optimizer__warmup_steps": 9}, "optimizer.warmup_steps is 9"),
         ({"train__train_steps": 4}, "train.train_steps=4, but .* has been trained for 6; raise it"),
-        ({"train__train_steps": 8, "machine__memory_gib": 1e-5}, "a step needs .* GiB of the .* GiB of a device"),
+        (
+            {"train__train_steps": 8, "machine__memory_gib": 1e-5},
+            "a step needs .* GiB, more than the .* GiB of a device",
+        ),
     ],
 )
 def test_a_refused_resume_names_the_field_and_changes_nothing(finished, changes, message):
