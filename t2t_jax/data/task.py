@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from t2t_jax.data import trees
 from t2t_jax.data.corpora import CORPORA, CorpusReader
 from t2t_jax.data.tokenizer import Tokenizer
 from t2t_jax.errors import InputError, choice
@@ -46,7 +47,10 @@ class Task:
     postprocess_output: Callable[[str, str], str] = _same_output
 
 
-TASKS: dict[str, Task] = {"translation": Task(corpora=CORPORA, metric="bleu")}
+TASKS: dict[str, Task] = {
+    "translation": Task(CORPORA, metric="bleu"),
+    "parsing": Task({"trees": trees.trees}, "brackets", trees.target_text, trees.output_tree),
+}
 
 
 def task_of(data: Mapping[str, Any]) -> Task:

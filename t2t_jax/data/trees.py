@@ -1,0 +1,235 @@
+"""§6.3: constituency trees: reading treebanks, trees ⇄ token sequences, and repair of malformed sequences.
+
+The model reads the words of a sentence and writes its tree without them, depth first (Vinyals et al., 2015):
+
+    (TOP (S (NP (PRP I)) (VP (VBP sleep)) (. .)))   →   (S (NP XX )NP (VP XX )VP XX )S
+
+`(L` opens a constituent L, `)L` closes it, and XX stands for the next word, or its part-of-speech tag with
+`tags=True`. The root TOP is left out. `rebuild` is the exact inverse, and makes a tree over exactly the given words of
+any other sequence of tokens.
+"""
+
+import collections
+import dataclasses
+import functools
+import gzip
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line
+from t2t_jax.errors import InputError
+from t2t_jax.files import existing_file, read_lines, sha256
+
+ROOT, ANY_TAG = "TOP", "XX"
+_ROOTS = ("", "TOP", "ROOT", "S1")  # what treebanks call the root
+_TRACE = "-NONE-"  # the tag of traces and other empty elements
+_DEEPEST = 200  # nested constituents; the deepest tree of the Penn Treebank has fewer than 50
+_TOKEN = re.compile(r"[()]|[^\s()]+", flags=re.ASCII)
+
+# Repairs that `rebuild` counts.
+REPAIRS = (
+    "unknown_token",  # a bracket without a label
+    "unmatched_closing",  # closes no open constituent: dropped
+    "unclosed",  # closed where an outer constituent is closed, or at the end
+    "missing_word",  # words beyond the last leaf: put into the innermost open constituent
+    "surplus_word",  # leaves beyond the last word: dropped
+    "empty",  # constituents without words: dropped
+    "too_deep",  # constituents nested deeper than `_DEEPEST`: dropped
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """A constituent with its children, or a word, whose label is its part-of-speech tag."""
+
+    label: str
+    children: tuple["Tree", ...] = ()
+    word: str | None = None
+
+
+@dataclasses.dataclass
+class _Open:
+    """A constituent that is being built; `line` is where it was opened."""
+
+    label: str | None
+    children: list[Tree] = dataclasses.field(default_factory=list)
+    word: str | None = None
+    line: int = 0
+
+    def close(self) -> Tree:
+        return Tree(self.label or "", tuple(self.children), self.word)
+
+
+# --- Reading ------------------------------------------------------------------------------------------------
+
+
+def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
+    """The trees in the lines of a treebank, cleaned; a tree may take any number of lines.
+
+    `name` is what an InputError calls the file, beside the number of the line.
+    """
+    stack: list[_Open] = []
+    number = 0
+    for number, line in enumerate(lines, start=1):
+        for token in _TOKEN.findall(line):
+            where = f"{name}, line {number}"
+            if token == "(":
+                if len(stack) == _DEEPEST:
+                    raise InputError(f"{where}: constituents are nested deeper than {_DEEPEST}; is a bracket missing?")
+                stack.append(_Open(None, line=number))
+            elif not stack:
+                raise InputError(f"{where}: {token!r} stands outside of all brackets; a tree begins with (")
+            elif token == ")":
+                closed = stack.pop().close()
+                if stack:
+                    stack[-1].children.append(closed)
+                else:
+                    yield _cleaned(closed, where)
+            else:
+                _add_text(stack[-1], token, where)
+    if stack:
+        raise InputError(f"{name}, line {stack[0].line}: the bracket that opens this tree is never closed")
+
+
+def _add_text(node: _Open, text: str, where: str) -> None:
+    """The first text in a bracket is its label, the second its word."""
+    if node.label is None and not node.children:
+        node.label = text
+    elif node.word is None and not node.children:
+        node.word = text
+    else:
+        raise InputError(f"{where}: {text!r} is a second word in one bracket; each word needs a tag and brackets")
+
+
+def parse(text: str) -> Tree:
+    """The one tree in a line of text."""
+    trees = list(read_trees([text], "tree"))
+    if len(trees) != 1:
+        raise InputError(f"tree: {len(trees)} trees in a line; it must have one")
+    return trees[0]
+
+
+def _cleaned(tree: Tree, where: str) -> Tree:
+    """The tree below one root, without traces, constituents that hold nothing else, and function tags."""
+    root = tree if tree.label in _ROOTS and tree.word is None else Tree(ROOT, (tree,))
+    found = _without_traces(root)
+    if found is None:
+        raise InputError(f"{where}: a tree without a word; remove it from the treebank")
+    return dataclasses.replace(found, label=ROOT)
+
+
+def _without_traces(tree: Tree) -> Tree | None:
+    if tree.word is not None:
+        return None if tree.label == _TRACE else tree
+    children = tuple(child for child in map(_without_traces, tree.children) if child is not None)
+    return Tree(_without_function_tags(tree.label), children) if children else None
+
+
+def _without_function_tags(label: str) -> str:
+    """NP-SBJ-1 and NP=2 are NP."""
+    return re.split("[-=]", label)[0] or label
+
+
+# --- Trees as text ------------------------------------------------------------------------------------------
+
+
+def words(tree: Tree) -> list[str]:
+    """The words of a tree, in order, as a person types them: ( for -LRB-."""
+    return [leaf.word.replace("-LRB-", "(").replace("-RRB-", ")") for leaf in _leaves(tree)]
+
+
+def _leaves(tree: Tree) -> list[Tree]:
+    if tree.word is not None:
+        return [tree]
+    return [leaf for child in tree.children for leaf in _leaves(child)]
+
+
+def bracketed(tree: Tree) -> str:
+    """The tree as a treebank writes it, in one line; brackets in words are -LRB- and -RRB-."""
+    if tree.word is not None:
+        return f"({tree.label} {tree.word.replace('(', '-LRB-').replace(')', '-RRB-')})"
+    return f"({' '.join([tree.label, *map(bracketed, tree.children)])})"
+
+
+def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
+    """The tokens that the model writes for a tree; see above."""
+    if tree.word is not None:
+        return [tree.label if tags else ANY_TAG]
+    inside = [token for child in tree.children for token in linearize(child, tags=tags)]
+    return inside if tree.label == ROOT else [f"({tree.label}", *inside, f"){tree.label}"]
+
+
+def rebuild(tokens: Sequence[str], sentence: Sequence[str]) -> tuple[Tree, collections.Counter[str]]:
+    """The tree over the words of `sentence` that the tokens mean, and how often each of `REPAIRS` was needed."""
+    stack, repairs, leaves = [_Open(ROOT)], collections.Counter(), 0
+
+    def close() -> None:
+        closed = stack.pop().close()
+        if closed.children:
+            stack[-1].children.append(closed)
+        else:
+            repairs["empty"] += 1
+
+    for token in tokens:
+        label, is_open = token[1:], [node.label for node in stack[1:]]
+        if token in ("(", ")"):
+            repairs["unknown_token"] += 1
+        elif token.startswith("("):
+            if len(stack) < _DEEPEST:
+                stack.append(_Open(label))
+            else:
+                repairs["too_deep"] += 1
+        elif token.startswith(")"):
+            if label not in is_open:
+                repairs["unmatched_closing"] += 1
+                continue
+            while stack[-1].label != label:
+                repairs["unclosed"] += 1
+                close()
+            close()
+        elif leaves < len(sentence):
+            stack[-1].children.append(Tree(token, word=sentence[leaves]))
+            leaves += 1
+        else:
+            repairs["surplus_word"] += 1
+    repairs["missing_word"] += len(sentence) - leaves
+    stack[-1].children += [Tree(ANY_TAG, word=word) for word in sentence[leaves:]]
+    while len(stack) > 1:
+        repairs["unclosed"] += 1
+        close()
+    return stack[0].close(), +repairs
+
+
+# --- The task -----------------------------------------------------------------------------------------------
+
+
+def target_text(tree: str) -> str:
+    """What the model learns of a bracketed tree (`Task.preprocess_target`)."""
+    return " ".join(linearize(parse(tree)))
+
+
+def output_tree(sentence: str, output: str) -> str:
+    """The bracketed tree over a sentence that the model's output means (`Task.postprocess_output`)."""
+    tree, _ = rebuild(output.split(), [word for word in one_line(sentence).split(" ") if word])
+    return bracketed(tree) if tree.children else ""
+
+
+def trees(languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str) -> Corpus:
+    """Your own treebanks: `data.train`, `data.dev` and `data.test` are files of bracketed trees (.gz or not)."""
+    del directory, archives  # nothing to download
+    wanted = "give a file of bracketed trees"
+    paths = {split: existing_file(f"data.{split}", prefixes[split], wanted) for split in SPLITS}
+    splits = {split: functools.partial(read_pairs, path, f"data.{split}: {path}") for split, path in paths.items()}
+    return Corpus("trees", languages, splits, {split: sha256(path) for split, path in paths.items()})
+
+
+def read_pairs(path: Path, name: str) -> Iterator[Pair]:
+    """(sentence, bracketed tree) of each tree in a file; refuses one without trees."""
+    is_empty = True
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        for tree in read_trees(read_lines(file, name), name):
+            is_empty = False
+            yield " ".join(words(tree)), bracketed(tree)
+    if is_empty:
+        raise InputError(f"{name}: holds no tree")
