@@ -46,9 +46,11 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", local_only)
 
 
-@pytest.fixture(autouse=True)
-def one_device_unless_asked(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def one_device_unless_asked():
     """Eight devices are for the tests that name them: a tiny model is slower on eight than on one."""
     make_mesh = sharding.make_mesh
     one = lambda devices=None, model_parallel=1: make_mesh(devices or jax.devices()[:model_parallel], model_parallel)
-    monkeypatch.setattr(sharding, "make_mesh", one)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharding, "make_mesh", one)
+        yield

@@ -52,13 +52,13 @@ def reversal_config(directory):
     config.model.update(num_layers=1, d_model=64, d_ff=128, num_heads=4, d_k=16, d_v=16, dropout=0.0,
                         share_embeddings=False)  # fmt: skip
     config.data.update(task="reversal", corpus="reversal", directory=str(directory), vocab_size=60,
-                       source_vocab_size=50, byte_fallback=False, character_coverage=1.0, tokens_per_batch=640,
+                       source_vocab_size=50, byte_fallback=False, character_coverage=1.0, tokens_per_batch=320,
                        num_buckets=1)  # fmt: skip
     config.optimizer.update(warmup_steps=100)
-    config.train.update(train_steps=500, log_interval=50, label_smoothing=0.0)
-    config.checkpoint.update(interval_minutes=0.0, interval_steps=500, keep=1, average_last=1)
+    config.train.update(train_steps=800, log_interval=50, label_smoothing=0.0)
+    config.checkpoint.update(interval_minutes=0.0, interval_steps=800, keep=1, average_last=1)
     config.decode.update(beam_size=2, max_extra_length=10)
-    config.evaluate.update(interval_steps=500)
+    config.evaluate.update(interval_steps=800)
     return config
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from absl import logging
 
 from t2t_jax.evaluation.bleu import MOSES_LANGUAGES, corpus_scores
+from t2t_jax.evaluation.brackets import bracket_scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,4 +41,15 @@ def _bleu(outputs: Sequence[str], references: Sequence[str], target_language: st
     return corpus_scores(outputs, references, target_language)
 
 
-METRICS = {"bleu": Metric(_bleu, {"sacrebleu": "BLEU", "chrf": "chrF"})}
+def _brackets(outputs: Sequence[str], references: Sequence[str], target_language: str | None) -> dict[str, Any]:
+    """EVALB's scores; the trees get the tags of the references, as the model writes XX for every tag."""
+    del target_language
+    return bracket_scores(references, outputs, gold_tags=True)
+
+
+METRICS = {
+    "bleu": Metric(_bleu, {"sacrebleu": "BLEU", "chrf": "chrF"}),
+    "brackets": Metric(
+        _brackets, {"f1": "F1", "precision": "precision", "recall": "recall", "exact_match": "exact match"}
+    ),
+}
