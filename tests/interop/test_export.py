@@ -130,6 +130,7 @@ def test_evaluating_an_imported_run_without_a_test_set_is_refused(run, capsys):
 def test_an_output_that_cannot_be_created_is_refused_before_the_model_is_loaded(
     tmp_path, capsys, monkeypatch, output, message
 ):
+    pytest.importorskip("safetensors")
     (tmp_path / "file").write_text("kept")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/file").write_text("kept")
