@@ -191,7 +191,7 @@ def test_a_lost_process_ends_the_other_within_the_limit_and_the_same_command_res
         seconds = time.monotonic() - begun
         print(f"process {lost} got {number.name}: the other was gone after {seconds:.1f} s")
         assert processes[1 - lost].returncode == 3 and seconds < (5 + 3 if number == signal.SIGSTOP else 3), errors
-        assert f"error: process {lost} on {socket.gethostname()} " in errors.splitlines()[-1]
+        assert f"error: process {lost} on {socket.gethostname()} " in errors  # JAX may print more behind it
         processes[lost].kill()
         processes[lost].communicate()
 

@@ -133,7 +133,7 @@ def test_a_crash_and_a_hang_stop_no_other_trial_and_only_unfinished_trials_run_a
     first = tiny.finished_at("fine")
     assert tiny.run("--rows=fine,hangs") == 0, tiny.errors()
     assert tiny.finished_at("fine") == first and tiny.finished_at("hangs") > first
-    assert tiny.log("fine").count("main.py") == 1 and tiny.log("hangs").count("main.py") == 2
+    assert tiny.log("fine").count("main.py --config") == 1 and tiny.log("hangs").count("main.py --config") == 2
 
     assert tiny.run("--rows=fine", "--set", "model.d_ff=40") == 4
     assert "fine/seed_0: failed, model.d_ff is 40, but" in tiny.errors() and "finished with 24" in tiny.errors()
@@ -167,7 +167,7 @@ def test_the_same_command_resumes_whatever_was_killed(tmp_path):
     launcher.wait()
     assert tiny.run() == 0, tiny.errors()  # waits for the trial that is still saving
     assert tiny.log("long").count("saved; the same command resumes") == 2, "the trial outlived its launcher"
-    assert tiny.finished_at("short") == short and tiny.log("short").count("main.py") == 1
+    assert tiny.finished_at("short") == short and tiny.log("short").count("main.py --config") == 1
     assert tiny.process("long") is None
 
 
@@ -190,7 +190,7 @@ def test_a_launcher_killed_at_random_moments_does_not_change_the_results(tmp_pat
     assert killed.run("--jobs=2") == 0, killed.errors()
     for row, step in (("one", 300), ("two", 6)):
         assert_same_run(undisturbed.trial(row), killed.trial(row), step)
-        assert killed.log(row).count("resuming from step") <= killed.log(row).count("main.py") <= 7
+        assert killed.log(row).count("resuming from step") <= killed.log(row).count("main.py --config") <= 7
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def test_of_two_launchers_that_start_together_one_is_refused_and_the_other_finis
     tiny = Sweep(tmp_path, row={})
     launchers = [tiny.start(), tiny.start()]
     assert sorted(launcher.wait(240) for launcher in launchers) == [0, 2]
-    assert tiny.log("row").count("main.py") == 1 and tiny.finished_at("row")
+    assert tiny.log("row").count("main.py --config") == 1 and tiny.finished_at("row")
 
 
 def test_a_second_launcher_is_refused(tmp_path, capsys):

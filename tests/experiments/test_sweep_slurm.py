@@ -49,7 +49,7 @@ def test_jobs_outlive_the_launcher_and_none_is_submitted_twice(tmp_path):
     assert launcher.wait(60) == 3 and queued(submitted["long/seed_0"]), tiny.errors()
 
     assert tiny.run(*SLURM) == 4
-    assert jobs(tiny)["long/seed_0"] == submitted["long/seed_0"] and tiny.log("long").count("main.py") == 1
+    assert jobs(tiny)["long/seed_0"] == submitted["long/seed_0"] and tiny.log("long").count("main.py --config") == 1
     assert jobs(tiny)["crashes/seed_0"] != submitted["crashes/seed_0"], "a job that failed is submitted again"
     assert "crashes/seed_0: failed, exit code 2: error: model.d_model must be even" in tiny.errors()
     assert "long/seed_0: finished, " in tiny.errors()
