@@ -31,7 +31,7 @@ from t2t_jax.model.transformer import Transformer, TransformerConfig
 from t2t_jax.training import train_step
 from t2t_jax.training.agreement import check_state
 from t2t_jax.training.loss import label_smoothed_loss
-from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
+from t2t_jax.training.setup import make_optimizer, make_schedule
 
 VOCAB, ROWS, LENGTH = 37_000, 32, 32
 SECONDS_BETWEEN_SAVES = 600.0  # §6.1
@@ -56,9 +56,7 @@ def main() -> None:
 def _training(config: Any) -> tuple[train_step.TrainState, dict[str, Callable], dict[str, np.ndarray]]:
     """A new state, the compiled step with and without checks, and a batch without padding."""
     model = Transformer(TransformerConfig(vocab_size=VOCAB, **config.model))
-    fields, key = config.optimizer, jax.random.key(0)
-    schedule = SCHEDULES[fields.schedule](fields, config.model.d_model, config.train.train_steps)
-    optimizer = OPTIMIZERS[fields.name](fields, schedule)
+    optimizer, key = make_optimizer(config, make_schedule(config)), jax.random.key(0)
     mesh = sharding.make_mesh(jax.devices()[:1])
     init = functools.partial(train_step.init_state, model, optimizer)
     layout = sharding.of_state(jax.eval_shape(init, key), mesh, False)

@@ -13,10 +13,10 @@ from t2t_jax.data.corpora import CORPORA
 from t2t_jax.data.task import TASKS, Task
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.model.attention import ATTENTIONS
-from t2t_jax.model.transformer import Transformer
 from t2t_jax.training.loop import train
 from t2t_jax.training.optimizer import SCHEDULES
 from tests import tiny
+from tests.model.test_kv_cache import start_decoding, step
 from tests.runs import tiny_config
 from tests.tiny import S, T
 
@@ -67,25 +67,10 @@ def test_an_attention_variant(monkeypatch):
     variables = tiny.variables(model)
     logits = tiny.apply(model, variables, inputs, targets)
     assert not np.allclose(logits, tiny.apply(usual, variables, inputs, targets))
-    cache = model.apply(variables, 2, S, 1, T, method=Transformer.init_cache)
-    source = model.apply(variables, inputs, method=Transformer.encode_source)
-    np.testing.assert_allclose(stepwise(model, variables, targets, admitted(cache, source)), logits, atol=1e-4)
-
-
-def admitted(cache, source):
-    from t2t_jax.model.kv_cache import admit_to_cache
-
-    return admit_to_cache(cache, source, jnp.arange(2))
-
-
-def stepwise(model, variables, targets, cache):
-    """Logits of each position from one cached step after the other."""
-    shifted, found = jnp.pad(targets[:, :-1], ((0, 0), (1, 0))), []
+    shifted, cache = jnp.pad(targets[:, :-1], ((0, 0), (1, 0))), start_decoding(model, variables, inputs, 1, T)
     for t in range(T):
-        arguments = shifted[:, t : t + 1], jnp.full(2, t), cache
-        logits, cache = tiny.apply(model, variables, *arguments, method=Transformer.decode_step)
-        found.append(logits[:, 0])
-    return jnp.stack(found, axis=1)
+        step_logits, cache = step(model, variables, shifted[:, t : t + 1], t, cache)
+        np.testing.assert_allclose(step_logits[:, 0], logits[:, t], atol=1e-4)
 
 
 def test_every_recipe_touches_at_most_three_files():

@@ -142,8 +142,7 @@ def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> 
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()
-    for name, content in vocabularies.files.items():
-        write_bytes(store / name, content)
+    vocabularies.write(store)
     dtype = np.dtype("<u2" if max(map(len, vocabularies)) <= 1 << 16 else "<u4")
     report = join_shards(shards, vocabularies, dtype, store)
     if not report.kept:

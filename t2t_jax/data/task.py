@@ -18,6 +18,7 @@ from t2t_jax.data import trees
 from t2t_jax.data.corpora import CORPORA, CorpusReader
 from t2t_jax.data.tokenizer import Tokenizer
 from t2t_jax.errors import InputError, choice
+from t2t_jax.files import write_bytes
 
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "vocab.model", "source_vocab.model", "target_vocab.model"
 
@@ -90,6 +91,11 @@ class Vocabularies(NamedTuple):
         if self.is_joint:
             return {JOINT_FILE: self.target.model}
         return {SOURCE_FILE: self.source.model, TARGET_FILE: self.target.model}
+
+    def write(self, folder: Path) -> None:
+        """Writes the files into a folder, for `open`."""
+        for name, content in self.files.items():
+            write_bytes(folder / name, content)
 
     @property
     def checksum(self) -> str:

@@ -172,7 +172,7 @@ def rebuild(tokens: Sequence[str], sentence: Sequence[str]) -> tuple[Tree, colle
             repairs["empty"] += 1
 
     for token in tokens:
-        label, is_open = token[1:], [node.label for node in stack[1:]]
+        label = token[1:]
         if token in ("(", ")"):
             repairs["unknown_token"] += 1
         elif token.startswith("("):
@@ -181,7 +181,7 @@ def rebuild(tokens: Sequence[str], sentence: Sequence[str]) -> tuple[Tree, colle
             else:
                 repairs["too_deep"] += 1
         elif token.startswith(")"):
-            if label not in is_open:
+            if label not in [node.label for node in stack[1:]]:
                 repairs["unmatched_closing"] += 1
                 continue
             while stack[-1].label != label:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from t2t_jax.decoding.trained_model import TrainedModel
-from t2t_jax.files import write_bytes
 from t2t_jax.interop.embeddings import check_attention, position_rows, positions, special_pieces, tables
 from t2t_jax.interop.torch_names import State, to_torch
 from t2t_jax.model.transformer import TransformerConfig
@@ -39,8 +38,7 @@ def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
     spec.validate()
     spec.optimize(None)
     spec.save(str(folder))
-    for name, content in trained.vocabularies.files.items():
-        write_bytes(folder / name, content)
+    trained.vocabularies.write(folder)
 
 
 def _spec(config: TransformerConfig, state: State) -> Any:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from t2t_jax.decoding.trained_model import TrainedModel
-from t2t_jax.files import write_bytes, write_json
+from t2t_jax.files import write_json
 
 
 def write_safetensors(trained: TrainedModel, folder: Path) -> None:
@@ -19,5 +19,4 @@ def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     config = trained.run.config
     model = config["model"] | {name: size for name, size in trained.vocabularies.sizes.items() if size}
     write_json(folder / "config.json", config | {"model": model, "step": trained.step})
-    for name, content in trained.vocabularies.files.items():
-        write_bytes(folder / name, content)
+    trained.vocabularies.write(folder)

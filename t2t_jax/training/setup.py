@@ -52,7 +52,7 @@ def set_up(config: ConfigDict, mesh: Mesh) -> Experiment:
     with sharding.main_first("data"):
         store = open_store(config.data)
     say(store.describe())
-    schedule = SCHEDULES[config.optimizer.schedule](config.optimizer, config.model.d_model, config.train.train_steps)
+    schedule = make_schedule(config)
     return Experiment(
         config=config,
         task=task_of(config.data),
@@ -60,7 +60,7 @@ def set_up(config: ConfigDict, mesh: Mesh) -> Experiment:
         batches=make_batches(config, store),
         model=make_model(config, store),
         schedule=schedule,
-        optimizer=OPTIMIZERS[config.optimizer.name](config.optimizer, schedule),
+        optimizer=make_optimizer(config, schedule),
         mesh=mesh,
     )
 
@@ -81,6 +81,16 @@ def make_model(config: ConfigDict, store: TokenStore) -> Transformer:
     """The model, computing in `train.dtype`."""
     shape = TransformerConfig(**store.vocabularies.sizes, **config.model)
     return Transformer(shape, jnp.dtype(config.train.dtype), config.machine.fused_attention, config.machine.remat)
+
+
+def make_schedule(config: ConfigDict) -> optax.Schedule:
+    """The learning rate of each update (§5.3)."""
+    return SCHEDULES[config.optimizer.schedule](config.optimizer, config.model.d_model, config.train.train_steps)
+
+
+def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """The optimiser with this schedule (§5.3)."""
+    return OPTIMIZERS[config.optimizer.name](config.optimizer, schedule)
 
 
 def make_translator(experiment: Experiment, params: Any) -> Translator:

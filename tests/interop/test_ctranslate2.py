@@ -143,7 +143,7 @@ def test_the_folder_holds_the_vocabulary_and_its_sentencepiece_model(tmp_path):
     assert (tmp_path / "ct2/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
     tokenizer = restore(run).vocabularies.target
     vocabulary = json.loads((tmp_path / "ct2/shared_vocabulary.json").read_text())
-    assert vocabulary == [tokenizer.tokens([i])[0] for i in range(len(tokenizer))]
+    assert vocabulary == tokenizer.pieces()
 
 
 def test_heads_of_another_size_are_refused_by_name(tmp_path):

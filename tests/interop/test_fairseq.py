@@ -52,9 +52,7 @@ def save(folder, args, symbols, kind="args"):
 def compare(run, args, state, symbols):
     """The largest difference between our logits and fairseq's over shared ids, and our logits."""
     trained = restore(run)
-    ours = {
-        piece: i for i in range(len(trained.vocabularies.target)) for piece in trained.vocabularies.target.tokens([i])
-    }
+    ours = {piece: i for i, piece in enumerate(trained.vocabularies.target.pieces())}
     theirs_of = np.array([symbols.index(piece) for piece in sorted(ours, key=ours.get) if piece in symbols])
     inputs, targets = models.batch(340)
     logits = np.asarray(jax.jit(trained.model.apply)({"params": trained.params}, inputs, targets))
@@ -115,9 +113,7 @@ def test_pieces_that_the_dictionary_lacks_have_probability_0_and_are_never_encod
     trained = restore(tmp_path / "run")
     inputs, targets = models.batch(340)
     logits = np.asarray(jax.jit(trained.model.apply)({"params": trained.params}, inputs, targets))
-    index = [
-        i for i in range(len(trained.vocabularies.target)) if trained.vocabularies.target.tokens([i])[0] in lacking
-    ]
+    index = [i for i, piece in enumerate(trained.vocabularies.target.pieces()) if piece in lacking]
     assert len(index) == len(lacking)
     np.testing.assert_allclose(logits[..., index], -1e4, rtol=1e-3)
     for source, target in toy_corpus.pairs(30, 0):
