@@ -1,4 +1,4 @@
-"""Trains a Transformer, and translates, evaluates, scores, averages and exports with a trained one.
+"""Trains a Transformer; translates, evaluates, scores, averages, exports, serves, back-translates, shows attention.
 
     python main.py --config=configs/quickstart.py --workdir=runs/quickstart
     python main.py --mode=translate --workdir=runs/quickstart < in.txt > out.txt
@@ -10,67 +10,95 @@ Standard output carries results only. Exit codes: 0 done; 1 a bug in this code; 
 import contextlib
 import dataclasses
 import difflib
+import functools
+import importlib
 import json
+import operator
 import os
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from t2t_jax import huge_pages, signals
-from t2t_jax.errors import InputError, exit_code_of
-from t2t_jax.files import flat
+from t2t_jax.errors import InputError, choice, exit_code_of
+from t2t_jax.files import cache_folder, flat
 
 # Each mode imports what it needs, so that a mistyped flag is reported before JAX is loaded.
 
 
 def train(args: flags.FlagValues) -> None:
-    config, workdir = required(args, "config"), required(args, "workdir")
+    config, workdir = config_of(args), required(args, "workdir")
     profile_steps = number_range("profile_steps", args.profile_steps)
     with joined_processes(args, config.machine.peer_timeout_seconds):
         from t2t_jax import sharding
         from t2t_jax.training.loop import train
 
-        train(config, workdir, profile_steps)
+        train(config, workdir, profile_steps, init_from=args.init_from)
         if sharding.is_main():
             command = f"python main.py --mode=translate --workdir={shlex.quote(workdir)}"
             print(f'next: echo "…" | {command}', file=sys.stderr)
 
 
 def prepare(args: flags.FlagValues) -> None:
-    config = required(args, "config")
+    config = config_of(args)
+    from t2t_jax import slurm
     from t2t_jax.data.preparation import open_store
 
-    print(open_store(config.data).describe())
+    if args.slurm and args.launcher != "slurm":
+        raise InputError(f"--slurm={args.slurm}: needs --launcher=slurm")
+    on_slurm = slurm.parse_options(args.slurm) if args.launcher == "slurm" else None
+    print(open_store(config.data, on_slurm).describe())
 
 
 def evaluate(args: flags.FlagValues) -> None:
     workdir = required(args, "workdir")
     from t2t_jax.evaluation.evaluate import evaluate_run
+    from t2t_jax.remote_run import local_runs, needed_to_read
 
     given = {name: args[name].value for name in ("source", "reference", "output", "dtype")}
-    print(json.dumps(evaluate_run(workdir, step=checkpoint(args.step), **given, **decode_options(args)), indent=2))
+    step = checkpoint(args.step)
+    with local_runs(workdir, needed_to_read(step)) as run:
+        scores = evaluate_run(run, step=step, **given, **decode_options(args))
+    print(json.dumps(scores, indent=2))
 
 
 def translate(args: flags.FlagValues) -> None:
-    workdir = required(args, "workdir")
+    required(args, "workdir")
     from t2t_jax.decoding.sampling import Sampling
     from t2t_jax.decoding.stream import translate_run
 
     sampling = Sampling(*(args[name].value for name in _SAMPLING)) if args.sample else None
     options = decode_options(args) | {name: args[name].value for name in (*_SEARCH, "output_format")}
     step = checkpoint(args.step)
-    translate_run(workdir, sys.stdin.buffer, sys.stdout, sampling=sampling, step=step, **options)
+    with run_folders(args) as run:
+        translate_run(run, sys.stdin.buffer, sys.stdout, sampling=sampling, step=step, **options)
+
+
+def backtranslate(args: flags.FlagValues) -> None:
+    _, source, output = (required(args, name) for name in ("workdir", "source", "output"))
+    from t2t_jax.decoding.back_translation import back_translate_run
+    from t2t_jax.decoding.sampling import Sampling
+
+    sampling = Sampling(*(args[name].value for name in _SAMPLING)) if args.sample else None
+    options = decode_options(args) | {"sampling": sampling, "seed": args.seed}
+    with run_folders(args) as run:
+        step = checkpoint(args.step)
+        print(
+            back_translate_run(run, source=source, output=output, tag=args.tag, step=step, dtype=args.dtype, **options)
+        )
 
 
 def score(args: flags.FlagValues) -> None:
-    workdir, source, target = (required(args, name) for name in ("workdir", "source", "target"))
+    _, source, target = (required(args, name) for name in ("workdir", "source", "target"))
     from t2t_jax.decoding.translator import load, score_files
 
-    translator = load(workdir, checkpoint(args.step), dtype=args.dtype or "float32")
+    with run_folders(args) as run:
+        translator = load(run, checkpoint(args.step), dtype=args.dtype or "float32")
     for score in score_files(translator, source, target):
         print(json.dumps(dataclasses.asdict(score)))
 
@@ -78,36 +106,77 @@ def score(args: flags.FlagValues) -> None:
 def average(args: flags.FlagValues) -> None:
     workdir = required(args, "workdir")
     from t2t_jax.checkpoints import average_run
+    from t2t_jax.remote_run import local_runs
     from t2t_jax.run_folder import RunFolder
 
-    run = RunFolder.open(workdir)
-    done = average_run(run.checkpoints, run.averaged, last=args.last, steps=step_list(args.steps))
-    print(f"{run.averaged}/{done.step}: average of {done.metadata['averaged_steps']}")
+    with local_runs(workdir) as folder:
+        run = RunFolder.open(folder)
+        done = average_run(run.checkpoints, run.averaged, last=args.last, steps=step_list(args.steps))
+    print(f"{workdir.rstrip('/')}/averaged/{done.step}: average of {done.metadata['averaged_steps']}")
 
 
 def export(args: flags.FlagValues) -> None:
-    workdir, format, output = (required(args, name) for name in ("workdir", "format", "output"))
+    _, format, output = (required(args, name) for name in ("workdir", "format", "output"))
     from t2t_jax.interop.export import export_run
 
-    export_run(workdir, format=format, output=output, step=checkpoint(args.step))
+    with run_folders(args) as run:
+        export_run(run, format=format, output=output, step=checkpoint(args.step))
 
 
-MODES = {mode.__name__: mode for mode in (train, prepare, evaluate, translate, score, average, export)}
+def attention(args: flags.FlagValues) -> None:
+    _, source, output = (required(args, name) for name in ("workdir", "source", "output"))
+    from t2t_jax.visualization.report import attention_run
+
+    with run_folders(args) as run:
+        print(attention_run(run, source=source, target=args.target, output=output, step=checkpoint(args.step)))
+
+
+def serve(args: flags.FlagValues) -> None:
+    required(args, "workdir")
+    try:
+        from t2t_jax.serving.server import serve_run
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise InputError(f"--mode=serve needs the package {error.name}; pip install 't2t_jax[serve]'") from None
+
+    with run_folders(args) as run:
+        serve_run(run, host=args.host, port=args.port, step=checkpoint(args.step), dtype=args.dtype)
+
+
+MODES = {
+    mode.__name__: mode
+    for mode in (train, prepare, evaluate, translate, backtranslate, score, average, export, attention, serve)
+}
 
 _PROCESS = ("coordinator", "num_processes", "process_id")
-_DECODE = ("beam_size", "alpha", "max_extra_length")
+_DECODE = ("beam_size", "alpha", "max_extra_length", "early_stop", "constrained")
 _SEARCH = ("n_best", "min_length", "no_repeat_ngram", "groups", "diversity", "target_prefix", "seed", "dtype")
 _SAMPLING = ("temperature", "top_k", "top_p")
 
 # The flags of each mode besides --mode and --help; a flag that the mode does not use is refused.
 FLAGS_OF = {
-    "train": ("config", "workdir", "profile_steps", "distributed", *_PROCESS),
-    "prepare": ("config",),
+    "train": ("config", "preset", "workdir", "init_from", "profile_steps", "distributed", *_PROCESS),
+    "prepare": ("config", "preset", "launcher", "slurm"),
     "evaluate": ("workdir", "step", "source", "reference", "output", "dtype", *_DECODE),
     "translate": ("workdir", "step", "output_format", "sample", *_DECODE, *_SEARCH, *_SAMPLING),
+    "backtranslate": (
+        "workdir",
+        "step",
+        "source",
+        "output",
+        "tag",
+        "sample",
+        "seed",
+        "dtype",
+        *_DECODE,
+        *_SAMPLING,
+    ),
     "score": ("workdir", "step", "source", "target", "dtype"),
     "average": ("workdir", "last", "steps"),
     "export": ("workdir", "step", "format", "output"),
+    "attention": ("workdir", "step", "source", "target", "output"),
+    "serve": ("workdir", "step", "dtype", "host", "port"),
 }
 # The flag without which each of these has no effect.
 _NEEDS = dict.fromkeys(("seed", *_SAMPLING), "sample") | {"diversity": "groups"}
@@ -123,25 +192,38 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
     )  # fmt: skip
     define = {
         flags.DEFINE_string: {
-            "workdir": (None, "Run folder; translate, score and evaluate take an ensemble as RUN1,RUN2."),
+            "workdir": (None, "Run folder, or its URL; translate, score and evaluate take an ensemble as RUN1,RUN2."),
+            "preset": (None, "Changes fields of --config, but none that a flag gives: gpu, of configs/presets."),
+            "init_from": (
+                None,
+                "Run or Marian folder whose weights training starts from, with a fresh optimiser.",
+            ),
             "source": (None, "Source text file, one sentence a line."),
-            "target": (None, "Target text file of --mode=score, line by line the translation of --source."),
+            "target": (None, "Target text file of score and attention, line by line the translation of --source."),
             "reference": (None, "Reference translations of --source, for --mode=evaluate."),
             "output": (
                 None,
-                "Where --mode=evaluate writes its scores, default RUN/evaluations; the new folder of --mode=export.",
+                "Where evaluate writes its scores, default RUN/evaluations; the new folder of export and attention; "
+                "the PREFIX of the two files of backtranslate.",
             ),
             "format": (None, "Format of --mode=export: marian, ctranslate2 or safetensors."),
             "profile_steps": (None, "Write a profiler trace of these training steps to RUN/profile: first,last."),
             "coordinator": (None, "HOST:PORT of process 0, where several processes train one run."),
             "steps": (None, "Average the checkpoints at these steps: a,b,c."),
             "step": (None, "Checkpoint: its step, last or averaged; default: averaged if there is one, else last."),
+            "slurm": (
+                "",
+                "Resources of each job, NAME=VALUE,…: parameters of submitit's SlurmExecutor; needs time=MINUTES.",
+            ),
+            "tag": ("<BT>", "What --mode=backtranslate puts before each translation; empty: nothing."),
+            "host": ("127.0.0.1", "Address that --mode=serve listens on; the default is for this machine alone."),
             "target_prefix": (None, "Text file whose lines are forced as the beginnings of the translations."),
         },
         flags.DEFINE_integer: {
             "num_processes": (None, "Number of processes that train the run."),
             "process_id": (None, "Index of this process, from 0."),
             "last": (None, "Average this many of the newest checkpoints."),
+            "port": (8000, "Port that --mode=serve listens on; 0: any free one."),
             "n_best": (1, "Number of translations printed for each sentence."),
             "min_length": (0, "Minimum number of subwords of a translation, EOS included."),
             "no_repeat_ngram": (0, "Block repeated n-grams of this size; 0: off."),
@@ -162,14 +244,26 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
         for name, (default, text) in described.items():
             kind(name, default, text, flag_values=args)
     flags.DEFINE_enum("mode", "train", list(MODES), "What to do; flags it does not use are refused.", flag_values=args)
+    flags.DEFINE_enum(
+        "launcher", "local", ["local", "slurm"],
+        "Where --mode=prepare encodes the corpus: on this machine, or in array jobs of Slurm.", flag_values=args,
+    )  # fmt: skip
     flags.DEFINE_enum("output_format", "text", ["text", "jsonl"], "Of --mode=translate.", flag_values=args)
     flags.DEFINE_enum(
         "dtype", None, ["float32", "bfloat16"],
         "Arithmetic of the model; default: float32, for evaluate the config's evaluate.dtype.", flag_values=args,
     )  # fmt: skip
+    flags.DEFINE_enum(
+        "early_stop", None, ["exact", "best_finished", "beam_full"],
+        f"When the search of a sentence may stop before its length limit; {by_default}.", flag_values=args,
+    )  # fmt: skip
     flags.DEFINE_boolean(
         "distributed", False, "Join the processes that Slurm or another cluster manager started.", flag_values=args
     )
+    flags.DEFINE_boolean(
+        "constrained", None, f"Search only among well-formed outputs: in parsing, trees over the words; {by_default}.",
+        flag_values=args,
+    )  # fmt: skip
     flags.DEFINE_boolean("sample", False, "Draw --n_best samples instead of beam search.", flag_values=args)
     flags.DEFINE_boolean("help", False, "Show this help.", short_name="h", flag_values=args)
     return args
@@ -200,6 +294,25 @@ def parse(argv: list[str]) -> flags.FlagValues:
     return args
 
 
+def config_of(args: flags.FlagValues) -> ConfigDict:
+    """--config as changed by the flags --config.SECTION.FIELD and, in other fields, by --preset."""
+    config = required(args, "config")
+    if args.preset is None:
+        return config
+    before = flat(config.to_dict())
+    load_preset("--preset", args.preset)(config)
+    given = {field: x for field, x in before.items() if f"config.{field}" in args and args[f"config.{field}"].present}
+    config.update_from_flattened_dict(given)
+    return config
+
+
+def load_preset(flag: str, name: str) -> Callable[[ConfigDict], None]:
+    """What changes a config in place as configs/presets/NAME.py says; `flag` gives the name."""
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "configs", "presets")
+    known = [file.removesuffix(".py") for file in os.listdir(folder) if not file.startswith("_")]
+    return importlib.import_module(f"configs.presets.{choice(flag, name, sorted(known))}").apply
+
+
 def join_config(argv: list[str]) -> list[str]:
     """Rewrites `--config FILE` in `argv` as `--config=FILE`."""
     joined, rest = [], iter(argv)
@@ -213,9 +326,9 @@ def config_path(argv: list[str]) -> str | None:
     """The path of the config file in `argv`, if any."""
     paths = [arg.partition("=")[2] for arg in argv if re.match("--?config=", arg)]
     if len(paths) > 1:
-        raise InputError(f"--config={paths[1]}: --config is given {len(paths)} times; give it once")
+        raise InputError(f"--config={one_line(paths[1])}: --config is given {len(paths)} times; give it once")
     if paths and not os.path.isfile(paths[0]):
-        raise InputError(f"--config={paths[0]}: no such file; see configs/")
+        raise InputError(f"--config={one_line(paths[0])}: no such file; see configs/")
     return paths[0] if paths else None
 
 
@@ -225,13 +338,16 @@ def check_config(path: str, config: Any) -> None:
 
     if not isinstance(config, ConfigDict):
         raise InputError(f"--config={path}: get_config() must return a ConfigDict; got {type(config).__name__}")
-    known, given = flat(base_ende.get_config().to_dict()), flat(config.to_dict())
+    base = base_ende.get_config()
+    known, given = flat(base.to_dict()), flat(config.to_dict())
     for field in sorted(known.keys() ^ given.keys()):
         raise InputError(f"--config={path}: {field} is {'missing' if field in known else 'no field'}; start "
                          "from configs.base_ende.get_config(), which defines every field")  # fmt: skip
     for field, value in given.items():
-        kind = type(known[field])
-        if type(value) is not kind and not (kind is float and type(value) is int):
+        *sections, name = field.split(".")
+        kind = functools.reduce(operator.getitem, sections, base).get_type(name)
+        unset = value is known[field] is None
+        if type(value) is not kind and not unset and not (kind is float and type(value) is int):
             raise InputError(f"--config={path}: {field} must be of type {kind.__name__}; got {value!r}")
 
 
@@ -246,9 +362,9 @@ def refuse_unused(args: flags.FlagValues) -> None:
             raise InputError(f"--{name} has no effect without --{_NEEDS[name]}; give both or neither")
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an error, on one line."""
-    return " ".join(str(error).split())
+def one_line(text: object) -> str:
+    """A text, or the message of an error, on one line."""
+    return " ".join(str(text).split())
 
 
 def unknown_field(argv: list[str]) -> str | None:
@@ -277,6 +393,13 @@ def required(args: flags.FlagValues, name: str) -> Any:
         )
         raise InputError(f"--mode={args.mode} needs --{name}, for example --{name}={example}")
     return args[name].value
+
+
+def run_folders(args: flags.FlagValues) -> contextlib.AbstractContextManager[str]:
+    """--workdir for a mode that only reads it, which may then also be the folder of a published Marian model."""
+    from t2t_jax.interop import imported
+
+    return imported.run_folders(args.workdir, checkpoint(args.step))
 
 
 def joined_processes(args: flags.FlagValues, timeout_seconds: float) -> contextlib.AbstractContextManager[None]:
@@ -330,8 +453,7 @@ def step_numbers(text: str) -> list[int]:
 
 def keep_compiled_programs() -> None:
     """Turns on JAX's persistent compilation cache, in the user's cache folder, unless JAX's variables are set."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(cache, "t2t_jax", "compiled"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 

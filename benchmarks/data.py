@@ -1,6 +1,6 @@
 """Speed and memory of the data pipeline, from text to batches, and the fraction of padding in batches.
 
-    python -m benchmarks.data [--output FILE.json] [--pairs 2000000] [--directory DIR]
+    python -m benchmarks.data [--output FILE.json] [--pairs 2000000] [--directory DIR] [--only text|batches]
 
 The text is synthetic, with the word frequencies and lengths of WMT14, and is prepared with all cleaning rules on.
 Batches are planned for the lengths of 36 million pairs, the size of WMT14 English–French. Each part runs in its own
@@ -14,6 +14,7 @@ import hashlib
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from benchmarks import measure
 WMT14 = {"English-German": 4_508_785, "English-French": 36_000_000}
 TOKENS_PER_BATCH = 25_000
 SHAPES = (12, 24, 48, 96, 256)
+PACKED, PACKED_SHAPES = {"packing": True}, (1, 2, 4)
 WORDS = 300_000
 CHUNK = 100_000  # sentences generated at a time
 
@@ -33,13 +35,18 @@ def main() -> None:
     parser.add_argument("--output", help="where to write the numbers as JSON")
     parser.add_argument("--pairs", type=int, default=2_000_000, help="number of pairs to prepare")
     parser.add_argument("--directory", help="where to write the text and the store; by default a temporary folder")
+    parser.add_argument("--only", choices=["text", "batches"], help="from text to loaded batches, or plans and padding")
     arguments = parser.parse_args()
 
     conditions = measure.conditions(["numpy", "sentencepiece", "grain"]) | {"pairs": arguments.pairs}
     print(conditions, flush=True)
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
-        results = preparing(Path(directory), arguments.pairs) | loading(Path(directory))
-    measure.write(arguments.output, conditions, results | plans() | padding())
+    results = {}
+    if arguments.only != "batches":
+        with tempfile.TemporaryDirectory(dir=arguments.directory) as directory:
+            results |= preparing(Path(directory), arguments.pairs) | loading(Path(directory))
+    if arguments.only != "text":
+        results |= plans() | padding()
+    measure.write(arguments.output, conditions, results)
 
 
 def preparing(directory: Path, count: int) -> dict[str, float]:
@@ -68,8 +75,9 @@ def loading(directory: Path) -> dict[str, float]:
 def plans() -> dict[str, float]:
     """Lengths of 36 million pairs → the batch plan of an epoch."""
     results = {}
-    for name, packing in (("plan_36m", False), ("packed_plan_36m", True)):
-        _, seconds, gib = measure.run_in_process(plan, WMT14["English-French"], packing)
+    layouts = {"plan_36m": {}, "packed_plan_36m": PACKED, "packed_2_shapes_plan_36m": PACKED | {"packing_shapes": 2}}
+    for name, layout in layouts.items():
+        _, seconds, gib = measure.run_in_process(plan, WMT14["English-French"], layout)
         print(f"{name}: {seconds:.1f} s, {gib:.2f} GiB", flush=True)
         results |= {f"{name}_seconds": seconds, f"{name}_gib": gib}
     return results
@@ -78,13 +86,14 @@ def plans() -> dict[str, float]:
 def padding() -> dict[str, float]:
     """The fraction of padding in the batches of an epoch."""
     print(f"\npadding at {TOKENS_PER_BATCH:,} tokens a batch\n{'compiled shapes':>16}{'padding':>10}")
-    fractions = {shapes: measure.run_in_process(padded, WMT14["English-French"], shapes, False)[0] for shapes in SHAPES}
-    for shapes, fraction in fractions.items():
-        print(f"{shapes:>16}{fraction:>10.2%}")
-    packed, _, _ = measure.run_in_process(padded, WMT14["English-French"], 1, True)
-    print(f"{'1, packed':>16}{packed:>10.2%}", flush=True)
-    by_shapes = {f"padding_{shapes}_shapes": fraction for shapes, fraction in fractions.items()}
-    return by_shapes | {"padding_bucketed": fractions[max(SHAPES)], "padding_packed": packed}
+    layouts = {f"{shapes} shapes": {"num_buckets": shapes} for shapes in SHAPES}
+    layouts |= {f"packed {shapes} shapes": PACKED | {"packing_shapes": shapes} for shapes in PACKED_SHAPES}
+    results = {}
+    for name, layout in layouts.items():
+        fraction, _, _ = measure.run_in_process(padded, WMT14["English-French"], layout)
+        print(f"{name:>16}{fraction:>10.2%}", flush=True)
+        results[f"padding_{name.replace(' ', '_')}"] = fraction
+    return results
 
 
 # --- Functions that run in processes of their own ----------------------------------------------------------
@@ -163,7 +172,7 @@ def load(directory: Path) -> tuple[float, str]:
 
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     store = open_store(data_fields(directory))  # verifies checksums, which reads all files into the page cache
-    batches = make_batches(store.source, store.target, default("num_buckets"), packing=False)
+    batches = make_batches(store.source, store.target, {})
     batches.plan(0)
     digest, tokens, begun = hashlib.sha256(), 0, time.perf_counter()
     loaded = list(batches.iterate(0, min(1000, batches.per_epoch)))
@@ -196,20 +205,21 @@ def wmt_sentences(count: int) -> tuple[Lengths, Lengths]:
     return Lengths(sides[0]), Lengths(sides[1])
 
 
-def make_batches(sources: Any, targets: Any, shapes: int, *, packing: bool) -> Any:
+def make_batches(sources: Any, targets: Any, layout: Mapping[str, Any]) -> Any:
+    """Batches in length buckets, or in the layout of these fields of `config.data`."""
     from t2t_jax.data.batching import Batches
 
-    settings = {"tokens_per_batch": TOKENS_PER_BATCH, "num_buckets": shapes, "seed": 0}
-    return Batches(sources, targets, **settings, packing=packing)
+    settings = {"tokens_per_batch": TOKENS_PER_BATCH, "num_buckets": default("num_buckets"), "seed": 0}
+    return Batches(sources, targets, **settings | dict(layout))
 
 
-def plan(count: int, packing: bool) -> None:
-    make_batches(*wmt_sentences(count), default("num_buckets"), packing=packing).plan(0)
+def plan(count: int, layout: Mapping[str, Any]) -> None:
+    make_batches(*wmt_sentences(count), layout).plan(0)
 
 
-def padded(count: int, shapes: int, packing: bool) -> float:
+def padded(count: int, layout: Mapping[str, Any]) -> float:
     sides = wmt_sentences(count)
-    batches = make_batches(*sides, shapes, packing=packing)
+    batches = make_batches(*sides, layout)
     positions = sum(
         bucket.rows * (bucket.source_length + bucket.target_length)
         for bucket in map(batches.bucket, range(batches.per_epoch))

@@ -1,9 +1,11 @@
-"""Decoding speed, against CTranslate2 with the same weights (from our own exporter).
+"""Decoding speed, against CTranslate2 with the same weights (from our own exporter), at the faster of two settings.
 
     python -m benchmarks.decoding [--output FILE.json] [--rounds 5] [--workdir runs/quickstart]
+        [--parser runs/parsing_craft]
 
 First table: Transformer-base with random weights, vocabulary 32,000, sources of 32 subwords, 64 forced steps, no
-length penalty. Second table: the test set of a trained run, from text to text, as --mode=translate does it. Needs
+length penalty. Second table: the test set of a trained run, from text to text, as --mode=translate does it, and the
+latency of its first sentences, each translated alone. The other tables are of parsing (decoding_parsing.py). Needs
 `pip install -e '.[interop]'`, all cores, and no other load on the machine.
 """
 
@@ -11,18 +13,21 @@ import argparse
 import functools
 import statistics
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import measure
+from benchmarks import decoding_parsing, measure
 from benchmarks.measure import System
+from t2t_jax.threads import available_cores
 
 VOCAB, SOURCE, STEPS = 32_000, 32, 64
 BATCHES = {"b16 beam 4": (16, 4), "b64 beam 4": (64, 4), "b16 greedy": (16, 1)}
-REAL_TEXT = "real text"
+REAL_TEXT, ONE_BY_ONE = "real text", "one by one"
+SINGLE = 100  # sentences translated one by one
 
 
 def main() -> None:
@@ -30,18 +35,24 @@ def main() -> None:
     parser.add_argument("--output", help="where to write the numbers as JSON")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each system, interleaved")
     parser.add_argument("--workdir", default="runs/quickstart", help="a trained run, for the second table")
+    parser.add_argument("--parser", default="runs/parsing_craft", help="a trained parser, for the last table")
     arguments = parser.parse_args()
 
     conditions = measure.conditions(["jax", "flax", "ctranslate2"]) | {"rounds": arguments.rounds}
     print({name: value for name, value in conditions.items()})
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory, "base")
-        write_random_run(base)
+        write_random_run(base, {}, VOCAB, max_length=SOURCE)
         results = forced_steps(base, arguments.rounds)
         if Path(arguments.workdir, "config.json").exists():
             results |= real_text(Path(arguments.workdir), arguments.rounds)
         else:
             print(f"no trained run at {arguments.workdir}, so no second table; `make quickstart` trains one")
+    results |= decoding_parsing.forced_steps(arguments.rounds)
+    if Path(arguments.parser, "config.json").exists():
+        results |= decoding_parsing.real_trees(Path(arguments.parser), arguments.rounds)
+    else:
+        print(f"no trained parser at {arguments.parser}, so no last table; configs/parsing_craft.py trains one")
     measure.write(arguments.output, conditions, results)
 
 
@@ -50,77 +61,112 @@ def forced_steps(run: Path, rounds: int) -> dict[str, float]:
     systems = [
         System("ours float32", our_batches, run, "float32"),
         System("ours bfloat16", our_batches, run, "bfloat16"),
-        System("CTranslate2 float32", their_batches, export(run), "float32"),
-        System("CTranslate2 int8", their_batches, export(run), "int8"),
+        *their_systems(their_batches, run),
     ]
-    print(f"\n{'seconds a batch, ratio to CTranslate2 float32':<46}" + "".join(f"{s.name:>28}" for s in systems))
+    print(f"\n{'seconds a batch, ratio to CTranslate2 float32':<46}" + "".join(f"{s.name:>32}" for s in systems))
     by_case = {}
     with measure.running(systems) as named:
         for case in BATCHES:
             first = {name: system.run(case)[0] for name, system in named.items()}
             by_case[case] = seconds = measure.take_turns(named, case, rounds)
+            baseline = fastest(seconds, "float32")
             cells = (
-                f"{statistics.median(times):>20.2f} · {measure.ratio(seconds, name, 'CTranslate2 float32'):.2f}"
+                f"{statistics.median(times):>20.2f} · {measure.ratio(seconds, name, baseline):.2f}"
                 for name, times in seconds.items()
             )
-            print(f"{case:<46}" + "".join(f"{cell:>28}" for cell in cells))
+            print(f"{case:<46}" + "".join(f"{cell:>32}" for cell in cells))
             ours = {name: first[name] - statistics.median(seconds[name]) for name in first if name.startswith("ours")}
             print("    compiling: " + ", ".join(f"{name} {taken:.1f} s" for name, taken in ours.items()))
+
+    def ratio(case, dtype, compute_type):
+        return measure.ratio(by_case[case], f"ours {dtype}", fastest(by_case[case], compute_type))
+
     return {
-        "f32_b16_time_vs_ct2_f32": measure.ratio(by_case["b16 beam 4"], "ours float32", "CTranslate2 float32"),
-        "f32_b64_time_vs_ct2_f32": measure.ratio(by_case["b64 beam 4"], "ours float32", "CTranslate2 float32"),
-        "bf16_b16_time_vs_ct2_int8": measure.ratio(by_case["b16 beam 4"], "ours bfloat16", "CTranslate2 int8"),
-        "bf16_b64_time_vs_ct2_int8": measure.ratio(by_case["b64 beam 4"], "ours bfloat16", "CTranslate2 int8"),
-        "greedy_f32_b16_time_vs_ct2_f32": measure.ratio(by_case["b16 greedy"], "ours float32", "CTranslate2 float32"),
+        "f32_b16_time_vs_ct2_f32": ratio("b16 beam 4", "float32", "float32"),
+        "f32_b64_time_vs_ct2_f32": ratio("b64 beam 4", "float32", "float32"),
+        "bf16_b16_time_vs_ct2_int8": ratio("b16 beam 4", "bfloat16", "int8"),
+        "bf16_b64_time_vs_ct2_int8": ratio("b64 beam 4", "bfloat16", "int8"),
+        "greedy_f32_b16_time_vs_ct2_f32": ratio("b16 greedy", "float32", "float32"),
     }
+
+
+def their_systems(start: Callable[..., Any], run: Path, *arguments: Any) -> list[System]:
+    """CTranslate2 in float32 and int8, each with one worker that uses all cores and with a worker for each core."""
+    cores = available_cores()
+    return [
+        System(f"CTranslate2 {compute_type}, {workers} × {cores // workers}", start, export(run), compute_type, workers,
+               *arguments)
+        for compute_type in ("float32", "int8")
+        for workers in sorted({1, cores})
+    ]  # fmt: skip
+
+
+def fastest(seconds: Mapping[str, list[float]], compute_type: str) -> str:
+    """The name of CTranslate2's fastest setting in this compute type."""
+    names = [name for name in seconds if name.startswith(f"CTranslate2 {compute_type}")]
+    return min(names, key=lambda name: statistics.median(seconds[name]))
 
 
 def real_text(run: Path, rounds: int) -> dict[str, float]:
     """The second table: a trained run, from text to text."""
     import sacrebleu
 
-    from t2t_jax.data.preparation import open_store
-    from t2t_jax.run_folder import RunFolder
-
-    sources, references = open_store(RunFolder.open(run).config["data"]).held_out("test")
+    sources, references = measure.test_set(run)
     systems = [
-        System("ours float32", our_text, run, "float32", sources),
-        System("ours bfloat16", our_text, run, "bfloat16", sources),
-        System("CTranslate2 float32", their_text, export(run), "float32", sources),
-        System("CTranslate2 int8", their_text, export(run), "int8", sources),
+        *(
+            System(f"ours {dtype}, {rule}", our_text, run, dtype, rule, sources)
+            for dtype in ("float32", "bfloat16")
+            for rule in ("exact", "beam_full")
+        ),
+        *their_systems(their_text, run, sources),
     ]
     print(f"\n{len(sources)} sentences of {run}, beam 4, from text to text")
-    print(f"{'':<24}{'sentences/s':>14}{'speed ratio':>14}{'BLEU':>8}")
+    print(f"{'':<28}{'sentences/s':>14}{'speed ratio':>14}{'BLEU':>8}{'p50 ms':>10}{'p95 ms':>10}")
     with measure.running(systems) as named:
         texts = {name: system.run(REAL_TEXT)[1] for name, system in named.items()}
         seconds = measure.take_turns(named, REAL_TEXT, rounds)
-    speed = {name: 1 / measure.ratio(seconds, name, "CTranslate2 float32") for name in seconds}
+        measure.take_turns(named, ONE_BY_ONE, 0)  # warms up
+        latencies = {name: system.run(ONE_BY_ONE)[1] for name, system in named.items()}
+    baseline = fastest(seconds, "float32")
+    speed = {name: 1 / measure.ratio(seconds, name, baseline) for name in seconds}
+    percentiles = {name: np.percentile(times, [50, 95]) * 1000 for name, times in latencies.items()}
     for name, times in seconds.items():
         bleu = sacrebleu.corpus_bleu(texts[name], [references]).score
-        print(f"{name:<24}{len(sources) / statistics.median(times):>14.0f}{speed[name]:>14.2f}{bleu:>8.2f}")
+        cells = f"{len(sources) / statistics.median(times):>14.0f}{speed[name]:>14.2f}{bleu:>8.2f}"
+        print(f"{name:<28}{cells}" + "".join(f"{percentile:>10.1f}" for percentile in percentiles[name]))
     return {
-        "real_text_speed_vs_ct2_f32": speed["ours float32"],
-        "real_text_bf16_speed_vs_ct2_f32": speed["ours bfloat16"],
+        "latency_p50_ms": float(percentiles["ours float32, exact"][0]),
+        "latency_p95_ms": float(percentiles["ours float32, exact"][1]),
+        "ct2_latency_p50_ms": float(
+            min(p50 for name, (p50, _) in percentiles.items() if "CTranslate2 float32" in name)
+        ),
+        "ct2_latency_p95_ms": float(
+            min(p95 for name, (_, p95) in percentiles.items() if "CTranslate2 float32" in name)
+        ),
+        "real_text_speed_vs_ct2_f32": speed["ours float32, exact"],
+        "real_text_bf16_speed_vs_ct2_f32": speed["ours bfloat16, exact"],
+        "real_text_beam_full_speed_vs_ct2_f32": speed["ours float32, beam_full"],
+        "real_text_beam_full_bf16_speed_vs_ct2_f32": speed["ours bfloat16, beam_full"],
     }
 
 
-def write_random_run(path: Path) -> None:
-    """A run folder of the base model with random weights and a vocabulary of made-up words."""
+def write_random_run(path: Path, model: Mapping[str, Any], vocab_size: int, *, max_length: int) -> None:
+    """A run folder with random weights and a vocabulary of made-up words; `model` departs from the base model."""
     import jax
 
+    from t2t_jax.data.task import JOINT_FILE
     from t2t_jax.interop.imported import write_run
     from t2t_jax.model.transformer import Transformer, TransformerConfig
 
-    config = TransformerConfig(vocab_size=VOCAB)
+    config = TransformerConfig(**model, vocab_size=vocab_size)
     ids = np.ones((1, 2), np.int32)
     params = jax.jit(Transformer(config).init)(jax.random.key(0), ids, ids)["params"]
-    write_run(
-        path, config, params, made_up_vocabulary(), origin="random", max_length=SOURCE, languages=("en", "de")
-    )  # fmt: skip
+    files = {JOINT_FILE: made_up_vocabulary(vocab_size)}
+    write_run(path, config, params, files, origin="random", max_length=max_length, languages=("en", "de"))
 
 
-def made_up_vocabulary() -> bytes:
-    """A SentencePiece model of `VOCAB` words."""
+def made_up_vocabulary(size: int) -> bytes:
+    """A SentencePiece model of `size` words."""
     from sentencepiece import sentencepiece_model_pb2
 
     from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
@@ -130,12 +176,12 @@ def made_up_vocabulary() -> bytes:
              "<unk>": model.SentencePiece.UNKNOWN}  # fmt: skip
     for piece, kind in kinds.items():
         model.pieces.add(piece=piece, score=0.0, type=kind)
-    for index in range(VOCAB - len(kinds)):
+    for index in range(size - len(kinds)):
         model.pieces.add(piece=f"▁w{index}", score=-float(index))
     spec = model.trainer_spec
     spec.pad_id, spec.eos_id, spec.unk_id, spec.bos_id = PAD, EOS, UNKNOWN, -1
     spec.pad_piece, spec.eos_piece, spec.unk_piece = kinds
-    spec.vocab_size = VOCAB
+    spec.vocab_size = size
     return model.SerializeToString()
 
 
@@ -149,79 +195,98 @@ def export(run: Path) -> Path:
     return folder
 
 
-def random_sources(count: int) -> np.ndarray:
+def random_sources(count: int, vocab_size: int = VOCAB) -> np.ndarray:
     """Ids of random sentences without EOS, the same for every system."""
-    return np.random.default_rng(0).integers(3, VOCAB, (count, SOURCE - 1))
+    return np.random.default_rng(0).integers(3, vocab_size, (count, SOURCE - 1))
 
 
-def our_batches(run: Path, dtype: str) -> dict[str, Callable[[], Any]]:
-    """The cases of the first table, as `Translator.translate` runs them."""
-    from t2t_jax import load
+def forced_search(translator: Any, sources: np.ndarray, beam_size: int, steps: int) -> None:
+    """A beam search of so many steps for these sentences, as `Translator.translate` runs it, without length penalty."""
     from t2t_jax.data.tokenizer import EOS
     from t2t_jax.decoding.beam_search import SearchOptions
     from t2t_jax.decoding.pool import Request, search_all
 
+    options = SearchOptions(beam_size=beam_size, alpha=0.0, min_length=steps)
+    requests = [Request([*map(int, ids), EOS], steps) for ids in sources]
+    found = list(search_all(translator.ensemble, requests, options, translator.mesh))
+    assert len(found) == len(sources) and all(h.lengths[0] == steps for _, h in found)
+
+
+def our_batches(run: Path, dtype: str) -> dict[str, Callable[[], Any]]:
+    """The cases of the first table."""
+    from t2t_jax import load
+
     translator = load(str(run), dtype=dtype)
-
-    def search(count, beam_size):
-        options = SearchOptions(beam_size=beam_size, alpha=0.0, min_length=STEPS)
-        requests = [Request([*map(int, ids), EOS], STEPS) for ids in random_sources(count)]
-        found = list(search_all(translator.ensemble, requests, options, translator.mesh))
-        assert len(found) == count and all(h.lengths[0] == STEPS for _, h in found)
-
-    return {case: functools.partial(search, *shape) for case, shape in BATCHES.items()}
+    return {
+        case: functools.partial(forced_search, translator, random_sources(count), beam_size, STEPS)
+        for case, (count, beam_size) in BATCHES.items()
+    }
 
 
-def their_batches(folder: Path, compute_type: str) -> dict[str, Callable[[], Any]]:
-    """The cases of the first table for CTranslate2."""
-    model = their_model(folder, compute_type)
+def their_batches(folder: Path, compute_type: str, workers: int) -> dict[str, Callable[[], Any]]:
+    """The cases of the first table for CTranslate2, whose workers share the sentences evenly."""
+    model = their_model(folder, compute_type, workers)
     words = lambda ids: [f"▁w{index - 3}" for index in ids]
 
     def search(count, beam_size):
         found = model.translate_batch(
             [words(ids) for ids in random_sources(count)], beam_size=beam_size,
-            min_decoding_length=STEPS, max_decoding_length=STEPS, max_batch_size=0,
+            min_decoding_length=STEPS, max_decoding_length=STEPS, max_batch_size=-(-count // workers),
         )  # fmt: skip
         assert all(len(answer.hypotheses[0]) == STEPS for answer in found)
 
     return {case: functools.partial(search, *shape) for case, shape in BATCHES.items()}
 
 
-def our_text(run: Path, dtype: str, sources: list[str]) -> dict[str, Callable[[], Any]]:
-    """The only case of the second table."""
+def our_text(run: Path, dtype: str, early_stop: str, sources: list[str]) -> dict[str, Callable[[], Any]]:
+    """The cases of the second table; CTranslate2 stops a sentence as 'beam_full' does."""
     from t2t_jax import load
 
     translator = load(str(run), dtype=dtype)
-    return {REAL_TEXT: lambda: [hypotheses[0].text for hypotheses in translator.translate(sources)]}
+
+    def translate(sentences):
+        return [hypotheses[0].text for hypotheses in translator.translate(sentences, early_stop=early_stop)]
+
+    return text_cases(translate, sources)
 
 
-def their_text(folder: Path, compute_type: str, sources: list[str]) -> dict[str, Callable[[], Any]]:
+def text_cases(translate: Callable[[list[str]], list[str]], sources: list[str]) -> dict[str, Callable[[], Any]]:
+    """All sentences at once, which returns their translations; the first ones alone, which returns seconds."""
+
+    def one_by_one():
+        seconds = []
+        for source in sources[:SINGLE]:
+            begun = time.perf_counter()
+            translate([source])
+            seconds.append(time.perf_counter() - begun)
+        return seconds
+
+    return {REAL_TEXT: lambda: translate(sources), ONE_BY_ONE: one_by_one}
+
+
+def their_text(folder: Path, compute_type: str, workers: int, sources: list[str]) -> dict[str, Callable[[], Any]]:
     """The same for CTranslate2, with batches of as many rows as ours; it sorts sentences by length itself."""
     import sentencepiece
 
-    model, pieces = their_model(folder, compute_type), sentencepiece.SentencePieceProcessor()
+    model, pieces = their_model(folder, compute_type, workers), sentencepiece.SentencePieceProcessor()
     pieces.Load(str(folder / "vocab.model"))
 
-    def translate():
+    def translate(sentences):
         found = model.translate_batch(
-            pieces.encode(sources, out_type=str), beam_size=4, length_penalty=0.6, max_batch_size=64
+            pieces.encode(sentences, out_type=str), beam_size=4, length_penalty=0.6, max_batch_size=64
         )
         return [pieces.decode(answer.hypotheses[0]) for answer in found]
 
-    return {REAL_TEXT: translate}
+    return text_cases(translate, sources)
 
 
-def their_model(folder: Path, compute_type: str) -> Any:
-    """The model in CTranslate2, on the accelerator if there is one, else on all cores."""
-    import os
-
+def their_model(folder: Path, compute_type: str, workers: int) -> Any:
+    """The model in CTranslate2, on the accelerator if there is one, else on all cores, which the workers share."""
     import ctranslate2
 
     device = "cuda" if ctranslate2.get_cuda_device_count() else "cpu"
-    threads = len(os.sched_getaffinity(0))
-    return ctranslate2.Translator(
-        str(folder), device=device, compute_type=compute_type, inter_threads=1, intra_threads=threads
-    )
+    threads = {"inter_threads": workers, "intra_threads": available_cores() // workers}
+    return ctranslate2.Translator(str(folder), device=device, compute_type=compute_type, **threads)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,14 @@ def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> float:
     return statistics.median(a / b for a, b in zip(seconds[ours], seconds[peer], strict=True))
 
 
+def test_set(run: Path) -> tuple[list[str], list[str]]:
+    """Sources and references of a run's own test set."""
+    from t2t_jax.data.preparation import open_store
+    from t2t_jax.run_folder import RunFolder
+
+    return open_store(RunFolder.open(run).config["data"]).held_out("test")
+
+
 def run_in_process(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float, float]:
     """(returned value, seconds, peak memory in GiB) of a function in its own process, child processes included."""
     context = multiprocessing.get_context("spawn")

@@ -48,7 +48,7 @@ class Experiment:
         data |= {"corpus": "files", "directory": str(self.folder / "stores"), "vocab_size": 340}
         return {
             "model": _MODEL,
-            "data": data | {"tokens_per_batch": 128, "num_buckets": 2},
+            "data": data | {"tokens_per_batch": 128, "packing": False, "num_buckets": 2},
             "optimizer": {"warmup_steps": 10},
             "train": {"train_steps": self.steps, "log_interval": 1},
             "checkpoint": {"interval_minutes": 0.0, "interval_steps": 2, "keep": self._keep, "average_last": 1},

@@ -120,8 +120,14 @@ def dense(setting: Setting) -> dict[str, float]:
 def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
     """The second table: real sentence lengths."""
     shapes, count, dtype = default("num_buckets"), SAMPLE[setting.device], setting.dtype
-    plans = {f"ours {shapes} shapes": (shapes, False), "ours one shape": (1, False), "ours packed": (1, True)}
-    work = {name: training_batches.ours(sources, targets, setting.tokens, *plan, count) for name, plan in plans.items()}
+    packed = {"num_buckets": 1, "packing": True}
+    plans = {
+        f"ours {shapes} shapes": {"num_buckets": shapes},
+        "ours one shape": {"num_buckets": 1},
+        "ours packed": packed,
+        "ours packed 2 shapes": packed | {"packing_shapes": 2},
+    }
+    work = {name: training_batches.ours(sources, targets, setting.tokens, count, **of) for name, of in plans.items()}
     variants = dict.fromkeys(plans, JaxStep(dtype)) | torch_variants(dtype)
     if dtype != "bfloat16":
         variants |= {f"ours {shapes} shapes bfloat16": JaxStep("bfloat16"), "torch bfloat16": TorchStep("bfloat16")}

@@ -52,9 +52,9 @@ def random_sentences(lengths: np.ndarray, vocab_size: int, rng: np.random.Genera
     return Sentences(rng.integers(3, vocab_size, ends[-1], np.int32), ends)
 
 
-def ours(sources: Sentences, targets: Sentences, tokens: int, shapes: int, packing: bool, count: int) -> list[Batch]:
-    """`count` batches of one epoch of our training."""
-    batches = Batches(sources, targets, tokens_per_batch=tokens, num_buckets=shapes, seed=0, packing=packing)
+def ours(sources: Sentences, targets: Sentences, tokens: int, count: int, **layout: Any) -> list[Batch]:
+    """`count` batches of one epoch of our training; `layout` are fields of `config.data`."""
+    batches = Batches(sources, targets, tokens_per_batch=tokens, seed=0, **layout)
     return [batches[step] for step in sample(sorted(range(batches.per_epoch), key=batches.bucket), count)]
 
 

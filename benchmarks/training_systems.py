@@ -31,6 +31,7 @@ class JaxStep:
     fused_attention: bool = False
     huge_pages: bool = True
     default_vjp: bool = False  # without our custom VJP of einsum
+    compiler_options: bool = True  # those that training compiles with on this platform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,14 +180,17 @@ def our_step(variant: JaxStep, optimizer: Any, config: Any) -> Callable[..., Any
     import jax
     import jax.numpy as jnp
 
+    from t2t_jax import sharding
     from t2t_jax.model.transformer import Transformer
+    from t2t_jax.training.engine import compiler_options
     from t2t_jax.training.loss import label_smoothed_loss
     from t2t_jax.training.train_step import train_step
 
     model = Transformer(config, jnp.dtype(variant.dtype), fused_attention=variant.fused_attention)
     key = jax.random.key(1, impl=variant.random_bits)
     pure = functools.partial(train_step, label_smoothed_loss(model, LABEL_SMOOTHING), optimizer, 1, key)
-    return jax.jit(pure, donate_argnums=0 if variant.donate else ())
+    options = compiler_options(sharding.make_mesh(jax.devices()[:1])) if variant.compiler_options else None
+    return jax.jit(pure, donate_argnums=0 if variant.donate else (), compiler_options=options)
 
 
 def patch_library(variant: JaxStep) -> None:
@@ -204,14 +208,11 @@ def patch_library(variant: JaxStep) -> None:
         layers.keep_mask = lambda key, probability, shape, rows: jax.random.bernoulli(key, probability, shape)
 
 
-def cross_entropy_of_all_logits(
-    y: Any, table: Any, targets: Any, label_smoothing: float, devices: int = 1
-) -> tuple[Any, Any, Any]:
+def cross_entropy_of_all_logits(y: Any, table: Any, targets: Any, label_smoothing: float) -> tuple[Any, Any, Any]:
     """`t2t_jax.training.loss.cross_entropy` unchunked: materialises the logits [B, T, vocab]."""
     import jax
     import jax.numpy as jnp
 
-    del devices
     logits = jnp.einsum("btd,vd->btv", y, table.astype(y.dtype), preferred_element_type=jnp.float32)
     log_probs = jax.nn.log_softmax(logits)
     true = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]

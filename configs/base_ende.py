@@ -10,6 +10,7 @@ is an error.
 """
 
 import ml_collections
+from ml_collections import config_dict
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -19,6 +20,7 @@ def get_config() -> ml_collections.ConfigDict:
     model.num_layers = 6  # N, in each stack (§3.1)
     model.d_model = 512  # (§3.1)
     model.d_ff = 2048  # hidden units of the feed-forward network (§3.3)
+    model.activation = "relu"  # of the feed-forward network (Eq. 2); or 'swish', 'gelu'
     model.num_heads = 8  # h (§3.2.2)
     model.d_k = 64  # dimension of the queries and keys of a head (§3.2.2)
     model.d_v = 64  # dimension of the values of a head (§3.2.2)
@@ -31,18 +33,19 @@ def get_config() -> ml_collections.ConfigDict:
     model.norm = "post"  # LayerNorm(x + Sublayer(x)) (§3.1); or 'pre': x + Sublayer(LayerNorm(x))
     model.attention_bias = False  # of the attention projections
     model.share_embeddings = True  # source, target and softmax share one matrix (§3.4)
+    model.logits_bias = False  # of the softmax; none in the paper
     model.layer_norm_epsilon = 1e-6  # added to the variance; as in the paper's code
 
     config.data = data = ml_collections.ConfigDict()
     data.task = "translation"  # an entry of TASKS in t2t_jax/data/task.py
-    data.corpus = "wmt14_ende"  # an entry of t2t_jax/data/corpora.py; 'files' for your own
+    data.corpus = "wmt14_ende"  # an entry of t2t_jax/data/corpora.py: "files" for your own, "tfds:NAME/CONFIG"
     data.source_language = "en"
     data.target_language = "de"
-    data.train = ""  # with corpus=files: the PREFIX of PREFIX.en and PREFIX.de; so are dev and test
+    data.train = ""  # with corpus=files: the PREFIX of PREFIX.en and PREFIX.de; so are dev and test (docs/data.md)
     data.dev = ""
     data.test = ""
     data.directory = "~/.cache/t2t_jax"  # downloads and token stores, shared by all runs
-    data.archives = ""  # a folder with the archives of the corpus; those that it lacks are downloaded
+    data.archives = ""  # a folder with the archives of the corpus; the free ones that it lacks are downloaded
     data.vocabulary = ""  # a file: a SentencePiece model or subword-nmt codes, used instead of training one
     data.source_vocabulary = ""  # the same for a separate source vocabulary; data.vocabulary is then the target's
     data.vocab_size = 37000  # pieces, source and target together (§5.1)
@@ -55,9 +58,12 @@ def get_config() -> ml_collections.ConfigDict:
     data.heldout_max_length = 0  # the same for dev and test; 0: no limit
     data.tokens_per_batch = 25000  # positions of a global batch on each side, source and target (§5.1)
     data.num_buckets = 48  # of length bucketing: static batch shapes, each compiled once
-    data.packing = False  # sequence packing: several pairs a row, masked from each other; one shape, little padding
+    data.bucketing = "smallest_shape"  # that holds a pair; or 'partition' of the plane of lengths, with more padding
+    data.packing = True  # sequence packing: several pairs a row, masked from each other; few shapes, little padding
+    data.packing_shapes = 2  # of packed rows: with several, short pairs are in short rows, where attention costs less
 
     data.cleaning = cleaning = ml_collections.ConfigDict()  # of training text, see t2t_jax/data/cleaning.py
+    cleaning.lowercase = False  # both sides: the model writes lower case
     cleaning.normalize_punctuation = False  # one form of each quotation mark, dash and space
     cleaning.remove_nonprinting = False  # control and private-use characters
     cleaning.max_words = 0  # on each side; 0: no limit
@@ -91,9 +97,9 @@ def get_config() -> ml_collections.ConfigDict:
     machine.model_parallel = 1  # tensor parallelism: devices over which heads, d_ff and the vocabulary are sharded
     machine.shard_state = False  # ZeRO: shard parameters and optimiser state over the data-parallel devices
     machine.memory_gib = 0.0  # of a device, for train.accumulate=0; 0: as the device reports
-    machine.remat = False  # rematerialisation of the layers in the backward pass: less memory, a third more time
-    machine.fused_attention = False  # jax.nn.dot_product_attention for Eq. 1: cuDNN's kernel where there is one
-    machine.peak_tflops = 0.0  # of a device, for the utilisation (MFU) in the log; 0: not logged
+    machine.remat = False  # rematerialisation of the layers in the backward pass: less memory, one more forward pass
+    machine.fused_attention = config_dict.placeholder(bool)  # cuDNN's kernel for Eq. 1; None: on GPUs that have it
+    machine.peak_tflops = 0.0  # of a device, for the utilisation (MFU) in the log; 0: of known devices, in bfloat16
     machine.hang_timeout_minutes = 30.0  # without a step, evaluation or save: the run stops, resumable; 0: never
     machine.peer_timeout_seconds = 60.0  # without a heartbeat of one of several processes: all stop, resumable
 
@@ -107,6 +113,8 @@ def get_config() -> ml_collections.ConfigDict:
     decode.beam_size = 4  # (§6.1)
     decode.alpha = 0.6  # length penalty α (§6.1)
     decode.max_extra_length = 50  # maximum output length is source length + this (§6.1)
+    decode.early_stop = "exact"  # of a sentence's search; or 'best_finished', 'beam_full' (docs/decoding.md)
+    decode.constrained = False  # only outputs that are well-formed by the task's grammar; parsing has one
 
     config.evaluate = evaluate = ml_collections.ConfigDict()
     evaluate.interval_steps = 5000  # of dev perplexity and BLEU; 0: never

@@ -25,6 +25,7 @@ def get_config():
     config.data.max_length = 14
     config.data.heldout_max_length = 14
     config.data.tokens_per_batch = 1024
+    config.data.packing = False
     config.data.num_buckets = 10
 
     config.optimizer.warmup_steps = 500

@@ -5,7 +5,8 @@ from typing import Any
 
 from t2t_jax.errors import DamagedError, shown
 
-NUMBER, INTEGER, TEXT, LIST, OBJECT = "a number", "a whole number", "a line of text", "a list", "an object"
+NUMBER, INTEGER, BOOLEAN, TEXT = "a number", "a whole number", "true or false", "a line of text"
+LIST, OBJECT = "a list", "an object"
 
 _LARGEST = 1e300  # larger numbers overflow when they are scaled for printing
 
@@ -25,7 +26,7 @@ def _has_type(value: Any, type_: str) -> bool:
         return is_number(value) and (type_ == NUMBER or isinstance(value, int))
     if type_ == TEXT:
         return isinstance(value, str) and value.isprintable()
-    return isinstance(value, {LIST: list, OBJECT: dict}[type_])
+    return isinstance(value, {BOOLEAN: bool, LIST: list, OBJECT: dict}[type_])
 
 
 def check_types(values: Any, types: Mapping[str, str], where: str, required: Iterable[str] = ()) -> dict[str, Any]:
@@ -42,3 +43,10 @@ def check_types(values: Any, types: Mapping[str, str], where: str, required: Ite
         if field in values and not _has_type(values[field], type_):
             raise DamagedError(f"{where} is damaged: {field} is {shown(values[field])}; it must be {type_}")
     return values
+
+
+def check_names(values: Mapping[str, Any], where: str) -> None:
+    """Refuses an object one of whose names can't be printed on one line."""
+    for name in values:
+        if not _has_type(name, TEXT):
+            raise DamagedError(f"{where} is damaged: it has a field {shown(name)}")

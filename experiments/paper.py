@@ -1,4 +1,4 @@
-"""The numbers printed in the paper's Tables 2 and 3; an empty cell is absent here, or None."""
+"""The numbers printed in the paper's Tables 2, 3 and 4; an empty cell is absent here, or None."""
 
 from typing import Any, NamedTuple
 
@@ -63,3 +63,30 @@ TABLE_3: dict[str, dict[str, Any]] = {
 def train_steps(row: str) -> int:
     """Training steps of a row of Table 3."""
     return (TABLE_3["base"] | TABLE_3[row])["train_steps"]
+
+
+class Parser(NamedTuple):
+    """A row of Table 4: F1 on section 23 of the Wall Street Journal as printed."""
+
+    parser: str
+    training: str
+    f1: str
+
+
+WSJ_ONLY, SEMI_SUPERVISED = "WSJ only, discriminative", "semi-supervised"
+
+TABLE_4 = (
+    Parser("Vinyals & Kaiser et al. (2014) [37]", WSJ_ONLY, "88.3"),
+    Parser("Petrov et al. (2006) [29]", WSJ_ONLY, "90.4"),
+    Parser("Zhu et al. (2013) [40]", WSJ_ONLY, "90.4"),
+    Parser("Dyer et al. (2016) [8]", WSJ_ONLY, "91.7"),
+    Parser("Transformer (4 layers)", WSJ_ONLY, "91.3"),
+    Parser("Zhu et al. (2013) [40]", SEMI_SUPERVISED, "91.3"),
+    Parser("Huang & Harper (2009) [14]", SEMI_SUPERVISED, "91.3"),
+    Parser("McClosky et al. (2006) [26]", SEMI_SUPERVISED, "92.1"),
+    Parser("Vinyals & Kaiser et al. (2014) [37]", SEMI_SUPERVISED, "92.1"),
+    Parser("Transformer (4 layers)", SEMI_SUPERVISED, "92.7"),
+    Parser("Luong et al. (2015) [23]", "multi-task", "93.0"),
+    Parser("Dyer et al. (2016) [8]", "generative", "93.3"),
+)
+WSJ_23_SENTENCES = 2_416

@@ -10,12 +10,12 @@ result.json; with these, each translation trial is compared with the base trial 
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments import paper
-from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_types, is_scalar
+from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_names, check_types, is_scalar
 from experiments.scores import SACREBLEU, headline_name
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs
@@ -24,6 +24,7 @@ from t2t_jax.files import existing_file, read_json, read_object, read_text, sha2
 from t2t_jax.run_folder import RunFolder
 
 Record = dict[str, Any]
+Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
 
 RESULT_FIELDS = ("seed", "steps", "averaged_steps", "dev", "test", "parameters", "training_seconds",
                  "target_tokens_per_second", "hardware", "commit", "date", "jax")  # fmt: skip
@@ -38,21 +39,30 @@ MODEL_FIELDS = ("model.num_layers", "model.d_model", "model.d_ff", "model.num_he
 _RECORD_TYPES = {"row": TEXT, "config": OBJECT, "train_steps_of_config": INTEGER, "seed": INTEGER, "steps": INTEGER,
                  "averaged_steps": LIST, "dev": OBJECT, "test": OBJECT, "parameters": INTEGER,
                  "training_seconds": NUMBER, "target_tokens_per_second": NUMBER, "hardware": TEXT, "commit": TEXT,
-                 "date": TEXT, "jax": TEXT, "training_flops": NUMBER, "against_base": OBJECT}  # fmt: skip
+                 "date": TEXT, "jax": TEXT, "training_flops": NUMBER, "training_pairs": INTEGER,
+                 "against_base": OBJECT,
+                 "other_tests": OBJECT}  # fmt: skip
 _SCORE_TYPES = {"headline": TEXT, "paper_bleu": NUMBER, "paper_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT,
                 "perplexity": NUMBER, "sentences": INTEGER}  # fmt: skip
 
 
 def _check_record(record: Record, where: str) -> Record:
     """Returns the record if all its fields have the types that the tables need."""
-    check_types(record, _RECORD_TYPES, where)
+    check_provenance(record, where)
     for split in ("dev", "test"):
         check_types(record[split], _SCORE_TYPES, f"{where}: {split}")
     if "against_base" in record:
         check_types(record["against_base"], {"p_value": NUMBER}, f"{where}: against_base", ["p_value"])
+    return record
+
+
+def check_provenance(record: Record, where: str) -> Record:
+    """Returns the record if all but its scores has the types that the tables need."""
+    check_types(record, _RECORD_TYPES, where)
     config = check_types(
         record["config"], {"data.vocab_size": INTEGER}, f"{where}: config", MODEL_FIELDS + CONFIG_FIELDS
     )
+    check_names(config, f"{where}: config")
     for field, value in config.items():
         if not is_scalar(value):
             raise DamagedError(f"{where} is damaged: {field} of its config is {shown(value)}; it must be a scalar")
@@ -73,22 +83,27 @@ def record_of(run_folder: str | Path) -> Record:
     """The record of a finished run. Its row is the name of its folder, or of the parent folder of seed_N.
 
     `train_steps_of_config` is the paper's number for a row of Table 3, otherwise the number in the run's config.
-    `training_flops` is present where the run counted them.
+    `training_flops` and `other_tests` are present where the run has them.
     """
     run = RunFolder.open(run_folder)
-    result = read_object(run.result) if run.result.is_file() else {}
-    for field in RESULT_FIELDS:
-        if field not in result:
-            raise InputError(f"run: no {field} in {run.result}; train it to its end, which writes it")
-    row, config = _row(run.path), _config_of(run)
+    result, row, config = finished_result(run), row_of(run.path), config_of(run)
     full = paper.train_steps(row) if row in paper.TABLE_3 else config["train"]["train_steps"]
-    counted = {"training_flops": result["training_flops"]} if "training_flops" in result else {}
-    numbers = {field: result[field] for field in RESULT_FIELDS} | counted
+    later = {field: result[field] for field in ("training_flops", "other_tests") if result.get(field)}
+    numbers = {field: result[field] for field in RESULT_FIELDS} | later
     record = {"row": row, "config": fields_of(config), "train_steps_of_config": full} | numbers
     return _check_record(record, str(run.path))
 
 
-def _config_of(run: RunFolder) -> dict[str, Any]:
+def finished_result(run: RunFolder) -> dict[str, Any]:
+    """The result.json of a run; refuses a run that has not been trained to its end."""
+    result = read_object(run.result) if run.result.is_file() else {}
+    for field in RESULT_FIELDS:
+        if field not in result:
+            raise InputError(f"run: no {field} in {run.result}; train it to its end, which writes it")
+    return result
+
+
+def config_of(run: RunFolder) -> dict[str, Any]:
     """The config of a run; refuses one without the fields that a record keeps."""
     where, fields = f"{run.path}/config.json", {}
     for section, _, name in (field.partition(".") for field in (*MODEL_FIELDS, *CONFIG_FIELDS, "train.train_steps")):
@@ -99,7 +114,8 @@ def _config_of(run: RunFolder) -> dict[str, Any]:
     return config
 
 
-def _row(path: Path) -> str:
+def row_of(path: Path) -> str:
+    """The row that a run is of: the name of its folder, or of the parent folder of seed_N."""
     path = path.resolve()
     return path.parent.name if re.fullmatch(r"seed_\d+", path.name) else path.name
 
@@ -146,32 +162,49 @@ def _text_of(run: Path, name: str) -> list[str]:
     return lines
 
 
-def read_records(folder: str | Path) -> list[Record]:
-    """All records of a folder, sorted by file name."""
-    return [read_record(path) for path in sorted(_existing(folder, "records").glob("*.json"))]
-
-
 def read_record(path: str | Path) -> Record:
     """The record in a file."""
+    hint = "`experiments.records.record_of` makes records of runs"
+    return _check_record(read_fields(path, RECORD_FIELDS, hint), f"record: {path}")
+
+
+def read_fields(path: str | Path, fields: Iterable[str], hint: str) -> Record:
+    """The object in a file; refuses one without these fields, with a `hint` at what makes them."""
     path = existing_file("record", path, "give a record that experiments.records wrote, or a run folder")
     record = check_types(read_json(path), {}, f"record: {path}")
-    for field in RECORD_FIELDS:
+    for field in fields:
         if field not in record:
-            raise InputError(f"record: no {field} in {path}; `experiments.records.record_of` makes records of runs")
-    return _check_record(record, f"record: {path}")
+            raise InputError(f"record: no {field} in {path}; {hint}")
+    return record
+
+
+def read_records(folder: str | Path, read: Reader = read_record) -> list[Record]:
+    """All records of a folder, sorted by file name."""
+    return [read(path) for path in sorted(_existing(folder, "records").glob("*.json"))]
+
+
+def load(path: str, of_run: Reader = record_of, read: Reader = read_record) -> list[Record]:
+    """The records of one command-line argument: of a run folder, of a file, or of a folder of records."""
+    if not Path(path).is_dir():
+        return [read(path)]
+    return [of_run(path)] if (Path(path) / "config.json").is_file() else read_records(path, read)
 
 
 def write_records(folder: str | Path, records: Iterable[Record]) -> list[Path]:
     """Writes each record to ROW_seed_N.json, over an older record of the same row and seed."""
+    return write_named(folder, {f"{record['row']}_seed_{record['seed']}.json": record for record in records})
+
+
+def write_named(folder: str | Path, records: Mapping[str, Record]) -> list[Path]:
+    """Writes {file name: record} into a folder, which is made if necessary."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"folder: {folder} can't be made: {error.strerror}; choose another") from None
-    paths = []
-    for record in records:
-        paths.append(Path(folder) / f"{record['row']}_seed_{record['seed']}.json")
-        write_json(paths[-1], record)
-    return paths
+    paths = {Path(folder) / name: record for name, record in records.items()}
+    for path, record in paths.items():
+        write_json(path, record)
+    return list(paths)
 
 
 def _existing(folder: str | Path, field: str) -> Path:

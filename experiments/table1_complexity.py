@@ -34,6 +34,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import Array, Bool, Float
 
+from experiments.figure_file import figure_file, save
 from experiments.table1_layers import LAYERS, Formula, Layer, Parameters, Sizes, init_parameters
 from experiments.tables import print_notes, render
 from t2t_jax.errors import InputError, exit_code_of
@@ -42,7 +43,6 @@ SCALES = (1, 2, 4, 8)
 REPEATS = 5
 MAX_GIB = 4  # of the largest array of a layer that is timed
 PATH_SIZES = (Sizes(9, 4, 3, 3), Sizes(16, 4, 5, 6), Sizes(28, 4, 3, 9))
-FIGURES = (".png", ".svg")
 MIN_SIZES = Sizes(n=2, d=1, k=3, r=3)  # a centred window of two positions has none on the left
 SOLID, DASHED = {"marker": "o", "markersize": 5}, {"marker": "s", "markersize": 3, "linestyle": "--"}
 LINE_STYLES = (  # one per layer: a colour for each type, dashed for the variants
@@ -301,7 +301,7 @@ def draw(path: Path, sizes: Sizes, times: Sequence[Sequence[float]]) -> None:
         axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(f"One layer, d = {sizes.d}, k = {sizes.k}, r = {sizes.r}")
-    figure.savefig(path, dpi=150)
+    save(figure, "--figure", path, dots_per_inch=150)
 
 
 # --- The command -------------------------------------------------------------------------------------------
@@ -319,16 +319,6 @@ def check_sizes(sizes: Sizes) -> Sizes:
             f"n, d, k, r: {', '.join(map(str, sizes))} need an array of {gib:,.0f} GiB; the limit is {MAX_GIB} GiB"
         )
     return sizes
-
-
-def figure_file(path: str) -> Path:
-    """The path of the figure; refuses it before anything is measured."""
-    file = Path(path).expanduser()
-    if file.suffix not in FIGURES:
-        raise InputError(f"figure: {path} has an unknown suffix; known: {', '.join(FIGURES)}")
-    if not file.parent.is_dir():
-        raise InputError(f"figure: no folder {file.parent}; make it first")
-    return file
 
 
 def show(sizes: Sizes, format: str, figure: Path | None) -> None:
@@ -356,7 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> None:
         sizes = check_sizes(Sizes(options.n, options.d, options.k, options.r))
-        show(sizes, options.format, options.figure and figure_file(options.figure))
+        show(sizes, options.format, options.figure and figure_file("--figure", options.figure))
 
     return exit_code_of(run)
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from t2t_jax.model.attention import scaled_dot_product_attention
+from t2t_jax.model.local_attention import local_attention
 
 Parameters = dict[str, Array]
 Attend = Callable[[Array, Array, Array, "Sizes"], Array]
@@ -41,11 +42,6 @@ def windows(x: Float[Array, "n d"], size: int) -> Float[Array, "n size d"]:
     return jnp.pad(x, (sides(size), (0, 0)))[positions]
 
 
-def window_mask(n: int, size: int) -> Bool[Array, "n size"]:
-    """True where a window position lies within the sequence."""
-    return windows(jnp.ones((n, 1)), size)[..., 0] > 0
-
-
 # --- The layers --------------------------------------------------------------------------------------------
 
 
@@ -60,11 +56,9 @@ def full_attention(
 def restricted_attention(
     query: Float[Array, "n d"], key: Float[Array, "n d"], value: Float[Array, "n d"], sizes: Sizes
 ) -> Float[Array, "n d"]:
-    """Every position attends to the r around it: Eq. 1 on a batch of n sentences with one query and r keys each."""
-    keys = jnp.einsum("nrd->ndr", windows(key, sizes.r))[:, None]  # [n, 1, d, r]
-    values = windows(value, sizes.r)[:, None]  # [n, 1, r, d]
-    mask = window_mask(key.shape[0], sizes.r)[:, None, None]  # [n, 1, 1, r]
-    return scaled_dot_product_attention(query[:, None, None], keys, values, mask)[:, 0, 0]
+    """Every position attends to the r around it: Eq. 1 in blocks of about r/2 queries and 3r/2 keys."""
+    arrays = query[None, None], key.T[None, None], value[None, None]
+    return local_attention(scaled_dot_product_attention, *arrays, None, *sides(sizes.r))[0, 0]
 
 
 def without_projections(attend: Attend) -> Callable[..., Array]:

@@ -19,12 +19,12 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from configs import base_ende, base_enfr, big_ende, big_enfr
 from experiments import paper
-from experiments.records import Record, fields_of, need_scores, read_record, read_records, record_of
+from experiments.conditions import conditions
+from experiments.records import Record, fields_of, load, need_scores
 from experiments.tables import FORMATS, power_of_ten, print_notes, render
 from t2t_jax.errors import InputError, exit_code_of
 
@@ -58,13 +58,6 @@ def devices_of(record: Record) -> tuple[int, str]:
     if not found:
         raise InputError(f"record: hardware of {record['row']} must be 'COUNT × NAME'; got {record['hardware']!r}")
     return int(found[1]), found[2]
-
-
-def load(path: str) -> list[Record]:
-    """The records of one command-line argument: of a run folder, of a file, or of a folder of records."""
-    if not Path(path).is_dir():
-        return [read_record(path)]
-    return [record_of(path)] if (Path(path) / "config.json").is_file() else read_records(path)
 
 
 def cell_of(record: Record) -> Cell:
@@ -112,23 +105,9 @@ def notes(runs: dict[Cell, Record]) -> list[str]:
 
 
 def _conditions(cell: Cell, record: Record) -> str:
-    config = EXPERIMENTS[cell].get_config()
-    full, steps = config.train.train_steps, record["steps"]
-    short = f", a shortened run: {full:,} are the whole" if steps < full else ""
-    expected = fields_of(config.to_dict())
-    changed = [f"{name}={value}" for name, value in record["config"].items() if value != expected.get(name)]
-    test = record["test"]
-    return "; ".join(
-        [
-            f"{steps:,} steps{short}",
-            f"average of the last {len(record['averaged_steps'])} checkpoints",
-            *([f"departs from its config in {', '.join(changed)}"] if changed else []),
-            f"seed {record['seed']}",
-            f"{test['sentences']:,} sentences, {test['paper_signature']}",
-            f"{record['training_seconds'] / 3600:.1f} hours of training on {record['hardware']}",
-            f"{record['date']}, commit {record['commit'][:12]}",
-        ]
-    )
+    config, test = EXPERIMENTS[cell].get_config(), record["test"]
+    measured = [f"{test['sentences']:,} sentences, {test['paper_signature']}"]
+    return conditions(record, config.train.train_steps, fields_of(config.to_dict()), measured)
 
 
 def sustained_tflops(given: Sequence[str], records: Sequence[Record]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.figure_file import save
 from experiments.table3_rows import SCORES, Row, Table, correlation
 from t2t_jax.errors import InputError
 
@@ -20,10 +21,7 @@ def draw(table: Table, path: str) -> None:
     figure = Figure(figsize=(14, 7), layout="constrained")
     for axes, column in zip(figure.subplots(1, 2), SCORES, strict=True):
         scatter(axes, table, column)
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise InputError(f"--figure={path} can't be written: {error.strerror}") from None
+    save(figure, "--figure", path, dots_per_inch=120)
 
 
 def scatter(axes: Any, table: Table, column: str) -> None:

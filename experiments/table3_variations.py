@@ -15,15 +15,15 @@ the records' headline score is not BLEU, it is shown instead, and none of the pa
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from experiments.figure_file import figure_file
 from experiments.records import Record, read_records, sweep_records
 from experiments.sweep.plan import CONFIGS
 from experiments.table3_figure import draw
 from experiments.table3_rows import MEASURED, SCORES, SETTINGS, Row, Table, correlation, make_table
 from experiments.tables import FORMATS, print_notes, render
-from t2t_jax.errors import InputError, exit_code_of
+from t2t_jax.errors import exit_code_of
 
 HEADINGS = {"num_layers": "N", "d_model": "d_model", "d_ff": "d_ff", "num_heads": "h", "d_k": "d_k", "d_v": "d_v",
             "dropout": "P_drop", "label_smoothing": "ε_ls", "train_steps": "steps"}  # fmt: skip
@@ -172,8 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(options: Any) -> None:
     """Prints the table to standard output and the notes under it; with CSV, the notes go to standard error."""
-    if options.figure and Path(options.figure).suffix not in (".png", ".svg"):
-        raise InputError(f"--figure={options.figure}: must end in .png or .svg")
+    if options.figure:
+        figure_file("--figure", options.figure)
     records = read_records(options.records) if options.records else []
     records = sweep_records(options.workdir) if options.workdir else records
     table = make_table(records, options.configs)

@@ -8,25 +8,28 @@ from collections.abc import Iterable, Sequence
 
 FORMATS = ("markdown", "latex", "csv")
 
-_LATEX = {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "×": r"$\times$", "±": r"$\pm$", "→": r"$\to$",
-          "−": "$-$", "ε": r"$\varepsilon$", "≤": r"$\leq$", "³": "$^3$", "⁶": "$^6$"}  # fmt: skip
+_LATEX = {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
+          "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+          "×": r"$\times$", "±": r"$\pm$", "→": r"$\to$", "−": "$-$", "ε": r"$\varepsilon$", "α": r"$\alpha$",
+          "≤": r"$\leq$", "³": "$^3$", "⁶": "$^6$"}  # fmt: skip
 _SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _POWER = re.compile(f"·10([{_SUPERSCRIPT}]+)")
 
 
-def render(header: Sequence[str], rows: Sequence[Sequence[str]], format: str) -> str:
-    """The table as text; the first column is aligned left, all others right."""
+def render(header: Sequence[str], rows: Sequence[Sequence[str]], format: str, num_left: int = 1) -> str:
+    """The table as text; the first `num_left` columns are aligned left, all others right."""
     if format == "csv":
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         return text.getvalue().rstrip("\n")
     if format == "latex":
         lines = [" & ".join(in_latex(cell) for cell in row) + r" \\" for row in (header, *rows)]
-        columns = "l" + "r" * (len(header) - 1)
+        columns = "l" * num_left + "r" * (len(header) - num_left)
         head = [rf"\begin{{tabular}}{{{columns}}}", r"\hline", lines[0], r"\hline"]
         return "\n".join([*head, *lines[1:], r"\hline", r"\end{tabular}"])
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
+    rule = ["---"] * num_left + ["---:"] * (len(header) - num_left)
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in (header, rule, *rows)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
 
 
 def print_notes(notes: Iterable[str], format: str) -> None:
@@ -49,4 +52,4 @@ def power_of_ten(value: float | None, format: str) -> str:
 def in_latex(text: str) -> str:
     """Text with its special characters escaped for LaTeX."""
     power = lambda match: rf"$\cdot 10^{{{''.join(str(_SUPERSCRIPT.index(digit)) for digit in match[1])}}}$"
-    return "".join(_LATEX.get(character, character) for character in _POWER.sub(power, text))
+    return _POWER.sub(power, "".join(_LATEX.get(character, character) for character in text))

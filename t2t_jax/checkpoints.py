@@ -204,7 +204,6 @@ class CheckpointWriter(Checkpoints):
         if not sharding.is_main():
             yield
             return
-        self.directory.mkdir(parents=True, exist_ok=True)
         with folder_lock(self.directory):
             for path in self.directory.iterdir():
                 if path.name.endswith((_UNFINISHED, _REMOVED)) or _ORBAX_UNFINISHED in path.name:
@@ -227,27 +226,25 @@ class CheckpointWriter(Checkpoints):
 def _quiet() -> Iterator[None]:
     """Silences what Orbax prints about errors in the block: they are raised, and reported once, by us.
 
-    Orbax logs a traceback; then asyncio reports the abandoned tasks and threads of the other arrays. That may be after
-    the block, so these two stay silenced after an error.
+    Each of its threads that fails logs a traceback, and asyncio reports the abandoned tasks of the other arrays. That
+    may be after the block, so they stay silenced after an error.
     """
-    verbosity, usual, asyncio_logger = logging.get_verbosity(), sys.unraisablehook, std_logging.getLogger("asyncio")
+    usual, loggers = sys.unraisablehook, (logging.get_absl_logger(), std_logging.getLogger("asyncio"))
 
     def hook(unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
             usual(unraisable)
 
-    def retrieved(record: std_logging.LogRecord) -> bool:
-        return "exception was never retrieved" not in record.getMessage()
+    def ours(record: std_logging.LogRecord) -> bool:
+        return "orbax/checkpoint" not in record.pathname and "exception was never retrieved" not in record.getMessage()
 
     sys.unraisablehook = hook
-    asyncio_logger.addFilter(retrieved)
-    logging.set_verbosity(logging.FATAL)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
+    for logger in loggers:
+        logger.addFilter(ours)
+    yield
     sys.unraisablehook = usual
-    asyncio_logger.removeFilter(retrieved)
+    for logger in loggers:
+        logger.removeFilter(ours)
 
 
 def _templates(shapes: Tree) -> Tree:

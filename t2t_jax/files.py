@@ -4,19 +4,25 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from t2t_jax import signals
 from t2t_jax.errors import DamagedError, InputError, shown, storage_reason
 
 _CHECKSUM = "checksum"  # the key under which a JSON object holds the SHA-256 of everything else in it
 
 LONGEST_LINE = 10 << 20  # bytes
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+_ATTEMPTS = 100  # to remove a folder in which another thread is still writing
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_ENDS = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
 
@@ -42,6 +48,16 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
             raise InputError(
                 f"{name}, line {number}: not valid UTF-8 (byte {line[error.start]:#04x}); convert it to UTF-8"
             ) from None
+
+
+def is_url(path: str | Path) -> bool:
+    """Whether a path is a URL, such as s3://bucket/folder."""
+    return bool(_URL.match(str(path)))
+
+
+def cache_folder() -> Path:
+    """Where this package keeps what can be made or fetched again; it may not exist yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "t2t_jax"
 
 
 def existing_file(field: str, path: str | Path, wanted: str = "") -> Path:
@@ -151,6 +167,58 @@ def check_output(field: str, path: str | Path) -> Path:
     return path
 
 
+def check_pairing(paths: Sequence[str], sides: Sequence[Sequence[str]]) -> None:
+    """Refuses two files with these lines if line n of one cannot belong to line n of the other."""
+    source, target = map(len, sides)
+    if source != target:
+        raise InputError(f"{paths[0]} has {source} lines, {paths[1]} has {target}; they must pair line by line")
+
+
+@contextlib.contextmanager
+def new_folder(field: str, path: str | Path) -> Iterator[Path]:
+    """Yields a folder to fill, which gets the name `path` once it is complete; refuses a `path` that holds anything.
+
+    Until then its name is PATH.partial. On an error, or when a signal ends the process (`signals.watch`), it is removed
+    together with the parents that were made for it.
+    """
+    if is_url(path):
+        raise InputError(f"{field}: {path} is a URL; give the path of a folder")
+    with _folder_errors(field, path):
+        folder = Path(path).expanduser().resolve()
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{field}: {path} exists and is not an empty folder; choose a new one")
+        partial = folder.with_name(folder.name + ".partial")
+        made = [parent for parent in partial.parents if not parent.exists()]
+    with signals.cleanup(functools.partial(_remove_folder, partial, made)):
+        with _folder_errors(field, path):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        yield partial
+        with _folder_errors(field, path):  # something may have taken its place meanwhile
+            os.replace(partial, folder)
+
+
+def _remove_folder(partial: Path, parents: list[Path]) -> None:
+    """Removes a folder, and those of `parents` that are then empty."""
+    for _ in range(_ATTEMPTS):
+        if not partial.is_dir():
+            break
+        shutil.rmtree(partial, ignore_errors=True)
+    for parent in parents:
+        with contextlib.suppress(OSError):  # it is not empty, as it should be if nothing failed
+            parent.rmdir()
+
+
+@contextlib.contextmanager
+def _folder_errors(field: str, path: str | Path) -> Iterator[None]:
+    """Turns the operating system's refusal to make a folder into a one-line InputError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, or a ~user that is nobody
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{field}: no folder {shown(str(path))} can be made: {reason}; choose another") from None
+
+
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of renameat2(2)
 
 
@@ -193,10 +261,33 @@ def try_lock(lock: Path) -> TextIO | None:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Exclusive flock on a folder, waited for, and released when the process dies."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Exclusive flock on a folder, made if it does not exist; waited for, and released when the process dies.
+
+    The holder may remove the folder: whoever waited for it then locks a new one.
+    """
+    while (handle := _locked(folder)) is None:
+        pass
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)
+
+
+def _locked(folder: Path) -> int | None:
+    """The handle of a locked folder; None if another process has removed the folder meanwhile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    except FileExistsError:  # raised for what is no folder, and for a folder that was removed while mkdir looked at it
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.lstat(folder).st_mode):
+                raise
+        return None
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(handle), os.stat(folder)):
+            return handle
+    os.close(handle)
+    return None

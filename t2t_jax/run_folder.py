@@ -8,7 +8,7 @@ import hashlib
 import json
 import numbers
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,31 @@ _FREE_SECTIONS = ("checkpoint", "decode", "evaluate", "machine")
 _FREE_FIELDS = ("train.train_steps", "train.log_interval", "train.accumulate", "data.directory", "data.train",
                 "data.dev", "data.test", "train.on_nonfinite")  # fmt: skip
 
+# Fields that change something only where another field is True.
+_ONLY_WITH = {"data.packing_shapes": "data.packing"}
+
 # Fields that a config.json of an earlier version may lack, with the value that does what was done before there was
 # such a field. A new field needs an entry here, unless its section is free.
 _LATER_FIELDS = {
     "data.archives": "",
+    "data.bucketing": "partition",
     "data.character_coverage": 1.0,
+    "data.cleaning.lowercase": False,
     "data.packing": False,
+    "data.packing_shapes": 1,
     "data.source_vocab_size": 0,
     "data.source_vocabulary": "",
     "data.task": "translation",
     "data.vocab_pairs": 0,
     "data.vocabulary": "",
+    "decode.constrained": False,
+    "decode.early_stop": "exact",
     "evaluate.dtype": "float32",
+    "model.activation": "relu",
     "model.attention": "dot_product",
     "model.attention_window": 0,
     "model.layer_norm_epsilon": 1e-6,
+    "model.logits_bias": False,
     "optimizer.name": "adam",
     "optimizer.schedule": "inverse_sqrt",
     "train.on_nonfinite": "halt",
@@ -60,10 +70,13 @@ _HOW_TO_GO_ON = "restore it, or, to start anew on purpose, delete {} or choose a
 
 
 class RunFolder:
-    """Paths and small files of one run. Of several processes, one `writes`."""
+    """Paths and small files of one run. Of several processes, one `writes`.
 
-    def __init__(self, path: str | Path, writes: bool = True):
-        self.path, self.writes = Path(path), writes
+    `publish` is called when what a resumed run needs has changed (remote_run.py).
+    """
+
+    def __init__(self, path: str | Path, writes: bool = True, publish: Callable[[], None] = lambda: None):
+        self.path, self.writes, self._publish = Path(path), writes, publish
         self.checkpoints = self.path / "checkpoints"
         self.averaged = self.path / "averaged"
         self.result = self.path / "result.json"
@@ -83,12 +96,14 @@ class RunFolder:
         return run
 
     @classmethod
-    def start(cls, path: str | Path, config: dict[str, Any], writes: bool = True) -> "RunFolder":
+    def start(
+        cls, path: str | Path, config: dict[str, Any], writes: bool = True, publish: Callable[[], None] = lambda: None
+    ) -> "RunFolder":
         """The folder of a run about to train: new, or one with the same config to resume. The writer locks it.
 
         Nothing in it is changed before `begin`.
         """
-        run = cls(path, writes)
+        run = cls(path, writes, publish)
         if writes:
             run._lock_folder()
         try:
@@ -120,6 +135,7 @@ class RunFolder:
         self.describe(config, vocabularies)
         write_lines(self._metrics, kept)
         self._events = EventFile(self.path / "tensorboard", step + 1)
+        self._publish()
 
     def describe(self, config: dict[str, Any], vocabularies: Mapping[str, bytes]) -> None:
         """Writes the configuration and the vocabularies, by file name: with a checkpoint, all that reading it needs."""
@@ -136,6 +152,7 @@ class RunFolder:
         """To be called when a checkpoint is complete: from then on a run without a checkpoint is damaged, not new."""
         if self.writes:
             write_object(self._last_saved, {"step": step})
+            self._publish()
 
     def check_found(self, step: int | None) -> None:
         """Refuses to begin a trained run at step 0; `step` is the newest checkpoint's, None without one."""
@@ -162,6 +179,8 @@ class RunFolder:
         old, new = flat(self.config), flat(with_later_fields(config))
         for field in sorted(old.keys() | new.keys()):
             free = field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
+            if field in _ONLY_WITH:
+                free = not (old.get(_ONLY_WITH[field]) and new.get(_ONLY_WITH[field]))
             if not free and old.get(field) != new.get(field):
                 raise InputError(
                     f"{field} is {new.get(field)!r}, but {self.path} was trained with {old.get(field)!r}; "
@@ -172,6 +191,11 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The run's whole configuration, as plain values, of later fields too; what reading a run needs is checked."""
         config = with_later_fields(read_object(self._config))
+        if "model_type" in config and "model" not in config:  # Hugging Face's configuration files have it
+            raise InputError(
+                f"workdir: {self.path} is a model of another system; make a run of it with "
+                "python -m t2t_jax.interop.from_marian FOLDER RUN"
+            )
         for field, kind in _NEEDED.items():
             section, name = field.split(".")
             if not isinstance(config.get(section), dict):
@@ -195,6 +219,10 @@ class RunFolder:
         path = self._evaluations / f"step_{conditions['step']}_{digest}.json"
         write_object(path, scores | conditions)
         return path
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl so far; an unfinished last line is left out, with a warning."""
+        return [record for _, record in self._read_metrics()]
 
     def _read_metrics(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Each whole line of metrics.jsonl and its record; warns of a torn last line, which a kill leaves."""
@@ -226,12 +254,17 @@ class RunFolder:
 
 def with_later_fields(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with the fields it lacks, in the sections it has, as `_LATER_FIELDS` says."""
-    config = {name: dict(section) if isinstance(section, dict) else section for name, section in config.items()}
     for field, value in _LATER_FIELDS.items():
-        section, name = field.split(".")
-        if isinstance(config.get(section), dict):
-            config[section].setdefault(name, value)
+        config = _with_field(config, field.split("."), value)
     return config
+
+
+def _with_field(section: Any, path: list[str], value: Any) -> Any:
+    """The section with a field, unless it has it; as it is where there is no such section."""
+    name, *rest = path
+    if not isinstance(section, dict) or (rest and name not in section):
+        return section
+    return section | {name: _with_field(section[name], rest, value) if rest else section.get(name, value)}
 
 
 def _crc32(record: dict[str, Any]) -> int:

@@ -1,20 +1,30 @@
 """What holds in every test: 8 CPU devices, no silent rank promotion, no network; compilations are cheap and kept.
 
+With T2T_JAX_TEST_DEVICE=1 the tests marked `accelerator`, and only these, run on the machine's GPU or TPU instead.
 Shapes and dtypes of public signatures are checked by jaxtyping (see pytest's options in pyproject.toml).
 """
+# ruff: noqa: E402 (JAX reads its environment when it is imported)
 
 import os
 
-# Tiny models take longer to optimise than to run.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-os.environ["JAX_PLATFORMS"] = "cpu"
+ON_DEVICE = bool(os.environ.get("T2T_JAX_TEST_DEVICE"))
+if ON_DEVICE:
+    os.environ["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true"
+else:  # tiny models take longer to optimise than to run
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
+import io
+import shutil
 import socket
+import sys
+from pathlib import Path
 
 import hypothesis
 import jax
 import pytest
 
+import main
 from t2t_jax import sharding
 
 
@@ -25,6 +35,15 @@ def pytest_configure(config):
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))  # for the processes that tests start
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+def pytest_collection_modifyitems(items):
+    has_slurm = shutil.which("sbatch") is not None and "SLURM_CONF" in os.environ
+    for item in items:
+        if ON_DEVICE and "accelerator" not in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="runs on a CPU only"))
+        if item.get_closest_marker("slurm") and not has_slurm:
+            item.add_marker(pytest.mark.skip(reason="no Slurm: tests/slurm_up.sh up, then export SLURM_CONF"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,6 +63,21 @@ def no_network(monkeypatch):
         return connect(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs `main.py` with arguments and standard input; returns exit code, standard output and standard error."""
+
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capsys.readouterr()
+        code = main.main(sys.argv)
+        return code, *capsys.readouterr()
+
+    monkeypatch.chdir(Path(__file__).parents[1])
+    return run
 
 
 @pytest.fixture(autouse=True, scope="session")

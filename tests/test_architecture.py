@@ -10,14 +10,18 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "t2t_jax.errors": -3,
     "t2t_jax.signals": -2,
+    "t2t_jax.slurm": 0,
     "t2t_jax.peers": -1,
     "t2t_jax.event_file": 0,
-    "t2t_jax.files": 0,
+    "t2t_jax.files": -1,
+    "t2t_jax.object_store": 0,
     "t2t_jax.huge_pages": 0,
     "t2t_jax.progress_bar": 0,
+    "t2t_jax.threads": 0,
     "t2t_jax": 0,
     "t2t_jax.sharding": 0,
     "t2t_jax.provenance": 1,
+    "t2t_jax.remote_run": 1,
     "t2t_jax.run_folder": 1,
     "t2t_jax.checkpoints": 1,
     "t2t_jax.model": 1,
@@ -25,6 +29,8 @@ LEVELS = {
     "t2t_jax.decoding": 2,
     "t2t_jax.evaluation": 3,
     "t2t_jax.interop": 3,
+    "t2t_jax.visualization": 3,
+    "t2t_jax.serving": 4,
     "t2t_jax.training": 4,
     "configs": 5,
     "benchmarks": 8,
@@ -32,8 +38,9 @@ LEVELS = {
     "experiments": 7,
 }
 NO_JAX = (
-    "t2t_jax.errors", "t2t_jax.event_file", "t2t_jax.files", "t2t_jax.huge_pages", "t2t_jax.peers",
-    "t2t_jax.progress_bar", "t2t_jax.provenance", "t2t_jax.run_folder", "t2t_jax.signals", "t2t_jax.data",
+    "t2t_jax.errors", "t2t_jax.event_file", "t2t_jax.files", "t2t_jax.huge_pages", "t2t_jax.object_store",
+    "t2t_jax.peers", "t2t_jax.progress_bar", "t2t_jax.provenance", "t2t_jax.remote_run", "t2t_jax.run_folder",
+    "t2t_jax.signals", "t2t_jax.slurm", "t2t_jax.threads", "t2t_jax.data",
 )  # fmt: skip
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
 

@@ -1,14 +1,18 @@
 """The measuring code of `benchmarks/`, the batches of the training benchmark, and the fault table's list of tests."""
 
+import dataclasses
+import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import faults, measure, training_batches
+from benchmarks import accelerator, faults, measure, training_batches
 from t2t_jax.data.token_store import Sentences
 
 
@@ -104,7 +108,7 @@ def test_fairseqs_batches_are_sorted_by_length_and_cut_where_padding_would_excee
 def test_a_sample_of_our_batches_has_every_shape_and_keeps_to_the_tokens():
     lengths = np.random.default_rng(0).integers(1, 30, (2, 500))
     sources, targets = sentences(*lengths[0]), sentences(*lengths[1])
-    batches = training_batches.ours(sources, targets, tokens=128, shapes=4, packing=False, count=40)
+    batches = training_batches.ours(sources, targets, tokens=128, num_buckets=4, count=40)
     assert len(batches) == 40 and len({tuple(x.shape for x in batch.values()) for batch in batches}) == 4
     assert all(batch[side].size <= 128 for batch in batches for side in ("inputs", "targets"))
 
@@ -127,3 +131,29 @@ def test_every_prefix_in_the_fault_table_names_a_test(prefix):
     tests = [test for path in files for test in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)]
     assert any(test.startswith(name) for test in tests)
     assert not separator or len(files) == 1
+
+
+def test_what_the_benchmark_of_an_accelerator_needs_is_pinned_as_elsewhere():
+    pins = {line.partition(" ;")[0].strip() for line in (ROOT / "requirements.lock").read_text().splitlines()}
+    lines = (ROOT / "benchmarks" / "requirements-accelerator.txt").read_text().splitlines()
+    assert {line for line in lines if not line.startswith("#")} < pins
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_an_accelerator_is_rehearsed_on_a_cpu(tmp_path):
+    """Its laws are tests of the suite."""
+    parts = ["rates", "steps", "decoding", "quickstart"]
+    command = [sys.executable, "-m", "benchmarks.accelerator", f"--output={tmp_path}", "--tiny", "--only", *parts]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for part in parts:
+        found = json.loads((tmp_path / f"{part}.json").read_text())
+        assert found["conditions"]["platform"] == "cpu" and found["results"] and "error" not in found
+        assert all(isinstance(number, (int, float)) for number in found["results"].values())
+
+
+def test_a_part_that_takes_too_long_is_ended_and_says_so(tmp_path):
+    sizes = dataclasses.replace(accelerator.TINY, seconds={"rates": 1})
+    assert not accelerator.run_part("rates", tmp_path, sizes, tiny=True)
+    found = json.loads((tmp_path / "rates.json").read_text())
+    assert found["error"] == "not finished within 1 s" and found["part_seconds"] < 5

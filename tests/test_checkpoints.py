@@ -176,6 +176,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 import jax.numpy as jnp
+from absl import logging
 from t2t_jax.checkpoints import CheckpointWriter
 
 writer = CheckpointWriter(Path(sys.argv[1]))
@@ -184,6 +185,9 @@ try:
     writer.save(1, {f"x{n}": jnp.arange(20_000.0) * n for n in range(30)}, None, {})
 except ValueError as error:
     print(error)
+late = "from absl import logging; logging.error('of a thread that ended after the save')"
+exec(compile(late, "site-packages/orbax/checkpoint/_src/futures/future.py", "exec"))
+logging.error("ours")
 """
 
 
@@ -192,7 +196,8 @@ def test_an_error_in_a_save_is_raised_and_not_also_printed(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], cwd=Path(__file__).parents[1], capture_output=True, text=True
     )
-    assert done.stdout.startswith("workdir: checkpoint 1 could not be saved") and done.stderr == ""
+    assert done.stdout.startswith("workdir: checkpoint 1 could not be saved")
+    assert done.stderr == "ERROR:absl:ours\n"
 
 
 def test_a_step_becomes_the_newest_even_where_later_ones_were_damaged(checkpoints):

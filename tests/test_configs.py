@@ -6,7 +6,9 @@ import pytest
 
 from configs import base_ende, quickstart
 from t2t_jax import files
+from t2t_jax.model.config import TransformerConfig
 from t2t_jax.training.checks import check
+from t2t_jax.training.setup import make_schedule
 
 FILES = sorted(p.stem for p in (Path(__file__).parents[1] / "configs").glob("*.py") if p.stem != "__init__")
 
@@ -66,6 +68,40 @@ def test_the_rows_of_table_2_differ_from_base_in_their_own_fields_and_no_others(
     ]:
         config = flat(importlib.import_module(f"configs.{name}").get_config())
         assert {field: value for field, value in config.items() if value != base[field]} == changes
+
+
+PARSING = {
+    "model.num_layers": 4, "model.d_model": 1024, "model.d_k": 128, "model.d_v": 128, "model.dropout": 0.2,
+    "model.attention_dropout": 0.2, "model.share_embeddings": False, "data.task": "parsing",
+    "data.corpus": "penn_treebank", "data.target_language": "trees", "data.source_vocab_size": 16384,
+    "data.vocab_size": 512, "data.max_length": 512, "data.packing": False, "optimizer.learning_rate_factor": 5.0,
+    "optimizer.warmup_steps": 16_000, "decode.beam_size": 21, "decode.alpha": 0.3, "decode.max_extra_length": 300,
+    "evaluate.interval_steps": 2500,
+}  # fmt: skip
+
+
+def test_the_rows_of_table_4_differ_from_base_in_their_own_fields_and_no_others():
+    """§6.3: "all other parameters remained unchanged"; dropout and learning rate are those of the paper's code."""
+    as_base = ("model.dropout", "model.attention_dropout", "optimizer.warmup_steps")
+    semi = {field: value for field, value in PARSING.items() if field not in as_base}
+    semi |= {"data.source_vocab_size": 32768, "data.train": "wsj,agreed.mrg.gz,berkeley.mrg.gz"}
+    base = flat(base_ende.get_config())
+    for name, changes in [("parsing_wsj", PARSING), ("parsing_semi", semi)]:
+        config = flat(importlib.import_module(f"configs.{name}").get_config())
+        assert {field: value for field, value in config.items() if value != base[field]} == changes
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "peak"), [("parsing_wsj", 101_777_408, 1.235e-3), ("parsing_semi", 118_554_624, 2.47e-3)]
+)
+def test_the_parsers_have_the_sizes_and_the_peak_learning_rate_of_the_recipe(name, parameters, peak):
+    config = importlib.import_module(f"configs.{name}").get_config()
+    sizes = {"vocab_size": config.data.vocab_size, "source_vocab_size": config.data.source_vocab_size}
+    count = TransformerConfig(**sizes, **config.model).parameter_count
+    assert count == parameters == 83_951_616 + (config.data.source_vocab_size + 2 * 512) * 1024
+    schedule = make_schedule(config)
+    assert max(float(schedule(step)) for step in range(0, 100_000, 50)) == pytest.approx(peak, rel=1e-2)
+    assert float(schedule(config.optimizer.warmup_steps - 1)) == pytest.approx(peak, rel=1e-3)
 
 
 def test_quickstart_changes_only_values_of_size_data_and_schedule():

@@ -1,6 +1,8 @@
 """The same experiment on any number of devices, with data and tensor parallelism and ZeRO."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks import h100_program
 from t2t_jax import sharding
 from t2t_jax.data.batching import Batches, Bucket, empty_batch
 from t2t_jax.data.preparation import open_store
@@ -29,7 +32,7 @@ STEPS = 4
 def train(config, store, devices):
     """Losses and state after steps of SGD, which a wrongly scaled gradient changes; Adam would hide it."""
     mesh = sharding.make_mesh(jax.devices()[:devices], config.machine.model_parallel)
-    model, optimizer = make_model(config, store), optax.sgd(0.3, momentum=0.5)
+    model, optimizer = make_model(config, store, mesh), optax.sgd(0.3, momentum=0.5)
     batches = Batches(
         store.source, store.target, tokens_per_batch=64, num_buckets=2, seed=0, packing=config.data.packing
     )
@@ -107,18 +110,30 @@ def test_many_devices_equal_one_on_packed_rows(one_packed, devices, changes):
     assert_same(train(changed(config, **changes), store, devices), expected)
 
 
-def test_the_chunked_loss_all_reduces_once_behind_its_loop(monkeypatch):
-    """Four chunks of 4 positions a device: the gradient of the table is all-reduced once, after the loop."""
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_every_gradient_is_all_reduced_once_in_float32_behind_all_loops(monkeypatch, microbatches, dtype):
+    """Loops over two microbatches and over four chunks of the loss."""
     monkeypatch.setattr(loss, "tokens_per_chunk", lambda: 4)
-    mesh = sharding.make_mesh(jax.devices())
-    rows = sharding.put_rows({"y": np.ones((16, 8, 4), np.float32), "targets": np.ones((16, 8), np.int32)}, mesh)
-    table = jax.device_put(np.ones((32, 4), np.float32), sharding.replicated(mesh))
-    of = lambda y, table: loss.cross_entropy(y, table, rows["targets"], 0.1, 8)[0]
-    gradients = jax.jit(jax.grad(of, (0, 1)), out_shardings=(sharding.by_rows(mesh), sharding.replicated(mesh)))
-    program = gradients.lower(rows["y"], table).compile().as_text()
-    assert program.count(" while(") == program.count('"known_trip_count":{"n":"4"}') == 1
-    functions = program.split("\n\n")
-    assert [("ENTRY" in text) for text in functions if " all-reduce(" in text] == [True]
+    mesh, optimizer = sharding.make_mesh(jax.devices()), optax.sgd(0.3)
+    model = dataclasses.replace(tiny.model(num_layers=1, attention_bias=True), dtype=dtype)
+    state = jax.eval_shape(lambda: init_state(model, optimizer, jax.random.key(0)))
+    loss_fn = label_smoothed_loss(model, 0.1)
+    step = functools.partial(train_step, loss_fn, optimizer, microbatches, jax.random.key(0), mesh=mesh)
+    ids = jax.ShapeDtypeStruct((32, 8), jnp.int32, sharding=sharding.by_rows(mesh))
+    replicated = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding.replicated(mesh)), state
+    )
+    program = jax.jit(step).lower(replicated, {"inputs": ids, "targets": ids}).compile().as_text()
+    found = h100_program.computations(program)
+    assert any(instruction.opcode == "while" for instruction in found["ENTRY"])
+    reduced = [(name, x.type) for name, inner in found.items() for x in inner if x.opcode.startswith("all-reduce")]
+    assert {name for name, _ in reduced} == {"ENTRY"}
+    assert {element for _, of in reduced for element in re.findall(r"(\w+)\[", of)} == {"f32"}
+    values = sum(h100_program.size_of(of) for _, of in reduced) // 4
+    assert values == sum(x.size for x in jax.tree.leaves(state.params)) + 3, (
+        "the loss, its unsmoothed value, the tokens"
+    )
 
 
 @pytest.mark.parametrize("field", ["dropout", "attention_dropout"])
@@ -150,7 +165,7 @@ def test_the_fewest_microbatches_that_fit_the_memory_are_chosen(one):
     config, store, _ = one
     mesh = sharding.make_mesh(jax.devices()[:1])
     batches = Batches(store.source, store.target, tokens_per_batch=2048, num_buckets=1, seed=0)
-    model, optimizer = make_model(config, store), optax.sgd(0.3)
+    model, optimizer = make_model(config, store, mesh), optax.sgd(0.3)
     state = jax.jit(lambda key: init_state(model, optimizer, key))(jax.random.key(0))
 
     def built(gib):
@@ -174,7 +189,9 @@ def test_the_memory_estimate_is_that_of_the_largest_batch_shape():
     key, layout = jax.random.key(0), sharding.replicated(mesh)
     state = jax.jit(functools.partial(init_state, model, optimizer), out_shardings=layout)(key)
     loss_fn = label_smoothed_loss(model, 0.1)
-    step = lambda microbatches, axis, state, batch: train_step(loss_fn, optimizer, microbatches, key, state, batch)
+    step = lambda microbatches, state, batch, mesh: train_step(
+        loss_fn, optimizer, microbatches, key, state, batch, mesh=mesh
+    )
     short, long = Bucket(source_length=9, target_length=9, rows=64), Bucket(64, 64, rows=8)
 
     def built(shapes, gib=0.0):
@@ -200,6 +217,7 @@ def test_out_of_memory_is_one_line_that_names_the_field():
     ("changes", "message"),
     [
         ({"machine__model_parallel": 3}, "machine.model_parallel=3 must divide model.num_heads=2"),
+        ({"machine__model_parallel": 2, "machine__fused_attention": True}, "needs machine.fused_attention=False"),
         ({"machine__engine": "pmap", "machine__shard_state": True}, "shard_state=True needs machine.engine='jit'"),
         ({"machine__engine": "xmap"}, "machine.engine: unknown value 'xmap'; did you mean 'pmap'"),
         ({"train__accumulate": -1}, "train.accumulate must be at least 0"),

@@ -13,6 +13,7 @@ import pytest
 
 import main
 import t2t_jax
+from t2t_jax.errors import InputError
 from t2t_jax.interop.export import export_run
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.loop import train
@@ -53,6 +54,9 @@ def test_it_resumes_and_ends_where_it_would_have_ended(run, tmp_path):
         tmp_path, train__train_steps=6, checkpoint__keep=1, checkpoint__average_last=1, model__d_model=8,
         model__d_ff=12, model__d_k=4, model__d_v=4, evaluate__interval_steps=2,
     )  # fmt: skip
+    with pytest.raises(InputError, match="data.bucketing is 'smallest_shape', but .* was trained with 'partition'"):
+        train(config, str(run))
+    config.data.bucketing = "partition"
     result = train(config, str(run))
     assert result["steps"] == 6
     assert result["dev"]["perplexity"] == pytest.approx(75.59584171216598, rel=1e-4)

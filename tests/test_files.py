@@ -1,5 +1,8 @@
 import io
 import json
+import multiprocessing
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 
 from t2t_jax import files
 from t2t_jax.errors import InputError
-from t2t_jax.files import read_json, read_lines, single_line, write_json, write_lines
+from t2t_jax.files import folder_lock, read_json, read_lines, single_line, write_json, write_lines
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
@@ -62,3 +65,22 @@ def test_json_is_read_back_as_written(tmp_path):
     write_json(tmp_path / "value.json", value)
     assert read_json(tmp_path / "value.json") == value
     assert (tmp_path / "value.json").read_text() == json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _remove_in_turn(folder: Path) -> None:
+    """Takes the lock fifty times; each holder finds an empty folder, fills it, and removes it."""
+    for _ in range(50):
+        with folder_lock(folder):
+            assert not list(folder.iterdir())
+            (folder / "held").touch(exist_ok=False)
+            shutil.rmtree(folder)
+
+
+def test_a_folder_whose_holder_removes_it_is_locked_by_one_process_at_a_time(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_remove_in_turn, args=(tmp_path / "new" / "work",)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4

@@ -4,11 +4,12 @@ import re
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import main
 from configs import base_ende
+from t2t_jax.decoding.search_options import EARLY_STOPS
 from t2t_jax.errors import InputError, StopError
 from t2t_jax.files import flat
 
@@ -38,14 +39,35 @@ def test_every_mode_lists_its_flags_and_every_flag_has_a_mode():
     assert {name for names in main.FLAGS_OF.values() for name in names} == DEFINED
 
 
+def test_the_rules_of_stopping_early_are_those_of_the_search():
+    assert main.define_flags(["main.py"])["early_stop"].parser.enum_values == list(EARLY_STOPS)
+
+
 @pytest.mark.parametrize("mode", main.MODES)
 def test_a_flag_that_the_mode_does_not_use_is_refused(mode):
-    values = {"config": "configs/quickstart.py", "output_format": "text", "dtype": "float32", "mode": mode}
+    values = {"config": "configs/quickstart.py", "output_format": "text", "dtype": "float32", "early_stop": "exact"}
+    values |= {"launcher": "slurm", "preset": "gpu"}
+    values["mode"] = mode
     for name in DEFINED - set(main.FLAGS_OF[mode]):
         with pytest.raises(InputError, match=f"--{name} is not used by --mode={mode}; it is for --mode="):
             parse(f"--mode={mode}", f"--{name}={values.get(name, '1')}")
     for name in set(main.FLAGS_OF[mode]) - main._NEEDS.keys():
         parse(f"--mode={mode}", f"--{name}={values.get(name, '1')}")
+
+
+def test_a_preset_changes_all_fields_but_those_of_flags():
+    config = main.config_of(parse(QUICKSTART, "--preset=gpu", "--config.train.dtype=float32"))
+    assert config.evaluate.dtype == "bfloat16" and config.data.packing
+    assert config.train.dtype == "float32" and config.is_locked
+    fused = main.config_of(parse(QUICKSTART, "--config.machine.fused_attention=False"))
+    assert config.machine.fused_attention is None and fused.machine.fused_attention is False
+    assert main.config_of(parse("--config=configs/base_ende.py", "--preset=miniature")).model.d_model == 128
+    for flags, message in {
+        ("--preset=gpu",): "--mode=train needs --config",
+        (QUICKSTART, "--preset=gup"): "--preset: unknown value 'gup'",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            main.config_of(parse(*flags))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +85,9 @@ def test_a_flag_that_the_mode_does_not_use_is_refused(mode):
         ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config().unlock()\n"
          "    with config.ignore_type():\n        config.decode.beam_size = 4.5\n    return config",
          "decode.beam_size must be of type int; got 4.5"),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config().unlock()\n"
+         "    with config.ignore_type():\n        config.machine.fused_attention = 1\n    return config",
+         "machine.fused_attention must be of type bool; got 1"),
     ],
 )  # fmt: skip
 def test_a_file_without_a_valid_config_is_refused(tmp_path, caplog, monkeypatch, content, message):
@@ -81,10 +106,12 @@ def test_any_value_of_a_field_is_accepted_or_refused(field, value):
     except StopError as error:
         assert "\n" not in str(error)
     else:
-        assert type(flat(args.config.to_dict())[field]) is type(flat(base_ende.get_config().to_dict())[field])
+        found, default = flat(args.config.to_dict())[field], flat(base_ende.get_config().to_dict())[field]
+        assert type(found) is type(default) or (default is None and isinstance(found, bool))
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(DEFINED)), st.sampled_from(["--{}={}", "--{}", "-{}={}"]), VALUES)))
+@example([("config", "--{}={}", "\n")])
 @settings(max_examples=150)
 def test_any_arguments_are_accepted_or_refused(arguments):
     try:

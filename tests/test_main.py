@@ -1,8 +1,8 @@
 """The modes of main.py: results on standard output, one line for every mistake, the exit codes of its docstring."""
 
-import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-import main
 import t2t_jax
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.training.loop import train
@@ -19,21 +18,6 @@ from tests.runs import tiny_config
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = "--config=configs/quickstart.py"
-
-
-@pytest.fixture
-def command(monkeypatch, capsys):
-    """Runs `main.py` with arguments and standard input; returns exit code, standard output and standard error."""
-
-    def run(*arguments, stdin=b""):
-        monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        capsys.readouterr()
-        code = main.main(sys.argv)
-        return code, *capsys.readouterr()
-
-    monkeypatch.chdir(ROOT)
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +76,12 @@ def test_every_mistake_is_one_line_and_exit_code_2(command, tmp_path, arguments,
 
 def test_help_names_the_modes_and_the_config(command):
     code, output, _ = command("--help")
-    assert code == 0 and "<train|prepare|evaluate|translate|score|average|export>" in output and "--config" in output
+    assert (
+        code == 0
+        and "<train|prepare|evaluate|translate|backtranslate|score|average|export|attention|serve>"
+        in re.sub(r"\n\s*", "", output)
+        and "--config" in output
+    )
 
 
 def test_a_config_that_does_not_run_is_one_line(command, tmp_path):
@@ -109,6 +98,22 @@ def test_a_real_process_exits_with_2_and_no_traceback(tmp_path, arguments, messa
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}") and len(done.stderr.splitlines()) == 1
+
+
+def test_every_test_set_is_scored(command, tmp_path):
+    """At the end of training, and again by --mode=evaluate; the samples are those of the first."""
+    config = tiny_config(tmp_path, train__train_steps=2)
+    config.data.test += "," + toy_corpus.write(tmp_path / "talks", toy_corpus.pairs(7, 9))
+    result = train(config, str(tmp_path / "run"))
+    assert result["test"]["sentences"] == 20 and result["other_tests"]["talks"]["sentences"] == 7
+    written = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert written["other_tests"] == result["other_tests"]
+    hypotheses = (tmp_path / "run" / "talks.hypotheses.txt").read_text().splitlines()
+    assert len(hypotheses) == 7 and "talks.reference.txt" in written["sha256"]
+    code, output, _ = command("--mode=evaluate", f"--workdir={tmp_path}/run")
+    again = json.loads(output)
+    assert code == 0 and again["other_tests"] == result["other_tests"]
+    assert again["sacrebleu"] == result["test"]["sacrebleu"]
 
 
 def test_the_run_folder_holds_what_the_contract_says(run):
@@ -139,6 +144,7 @@ def test_profiled_steps_are_traced_and_utilisation_refers_to_the_configured_peak
     )
     arguments = f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/run"
     code, _, errors = command(*arguments, "--profile_steps=2,3")
+    assert "1 × cpu, float32; " in errors and ", MFU " in errors
     assert code == 0 and f"steps 2 to 3 are traced in {tmp_path}/run/profile" in errors
     assert errors.splitlines()[-1] == f'next: echo "…" | python main.py --mode=translate --workdir={tmp_path}/run'
     assert list((tmp_path / "run/profile").rglob("*.xplane.pb"))

@@ -1,5 +1,6 @@
 """Two real processes of four devices each, on loopback, compute what one device does; they save, stop and resume."""
 
+import functools
 import json
 import os
 import re
@@ -11,8 +12,10 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import main
 from t2t_jax import sharding
@@ -20,6 +23,7 @@ from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data.preparation import open_store
 from t2t_jax.errors import InputError
 from t2t_jax.training import loop
+from t2t_jax.training.agreement import check_state
 from tests.runs import tiny_config
 from tests.test_devices import assert_same, train
 from tests.test_resume import assert_same_run, losses, wait_for_checkpoint
@@ -88,6 +92,32 @@ def train_and_keep(directory, process_id):
         np.savez(directory / "found.npz", losses=losses, **leaves)
 
 
+@pytest.mark.slow
+def test_a_check_of_many_arrays_behind_an_all_reduce_does_not_hang(tmp_path):
+    ended(start_two("-m", "tests.test_processes", "check", str(tmp_path)), 0)
+
+
+def check_behind_all_reduces(_, *join):
+    """What each of the two processes does in the test above: more arrays than XLA's CPU client lets wait (32)."""
+    coordinator, num_processes, process_id = (flag.partition("=")[2] for flag in join)
+    with sharding.joined_processes(coordinator, int(num_processes), int(process_id), timeout_seconds=60):
+        mesh = sharding.make_mesh()
+        ones = lambda shape: jax.make_array_from_callback(shape, sharding.replicated(mesh), lambda _: np.ones(shape))
+
+        @jax.jit
+        @functools.partial(jax.shard_map, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+        def step(state):
+            average = lambda _, x: jax.lax.pmean(jnp.sin(x) @ jnp.cos(x), sharding.DATA)
+            total = jax.lax.fori_loop(0, 10, average, jnp.ones((200, 200)) + state[0].sum()).sum()
+            return [x + 0 * total for x in state]
+
+        state = [ones((50, 7 + index % 5)) for index in range(120)]
+        for _ in range(40):
+            for _ in range(3):
+                state = step(state)
+            check_state(state, mesh, {"step": 0})
+
+
 @pytest.mark.parametrize("seconds", [1.0, float("nan"), float("inf")])
 def test_an_invalid_time_limit_is_refused(seconds):
     with (
@@ -102,7 +132,7 @@ def test_processes_save_and_stop_together_and_resume(tmp_path):
     (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
     command = lambda run: ("main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/{run}")
     outputs = ended(start_two(*command("whole")), 0)
-    assert "test: BLEU" in outputs[0][0] and "8 devices" in outputs[0][1]
+    assert "test: BLEU" in outputs[0][0] and "8 × cpu" in outputs[0][1]
     assert not outputs[1][0], "only process 0 prints results"
     assert ["next: echo" in errors for _, errors in outputs] == [True, False]
 
@@ -201,6 +231,8 @@ def test_a_lost_process_ends_the_other_within_the_limit_and_the_same_command_res
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "check":
+        sys.exit(check_behind_all_reduces(*sys.argv[2:]))
     if sys.argv[1] in ("parameter", "batch"):
         sys.exit(train_with_a_difference(*sys.argv[1:]))
     take_part(*sys.argv[1:])

@@ -125,6 +125,19 @@ def test_only_fields_that_do_not_change_the_weights_may_change(tmp_path, begin):
     assert run.config == with_later_fields(longer)
 
 
+def test_a_field_that_only_packing_uses_may_change_without_packing(tmp_path, begin):
+    of = lambda packing, shapes: CONFIG | {"data": CONFIG["data"] | {"packing": packing, "packing_shapes": shapes}}
+    begin(0, of(False, 1)).close()
+    begin(0, of(False, 2)).close()
+    with pytest.raises(InputError, match="data.packing is True, but .* was trained with False"):
+        RunFolder.start(tmp_path / "run", of(True, 2))
+    packed = RunFolder.start(tmp_path / "packed", of(True, 1))
+    packed.begin(of(True, 1), {}, 0)
+    packed.close()
+    with pytest.raises(InputError, match="data.packing_shapes is 2, but .* was trained with 1"):
+        RunFolder.start(tmp_path / "packed", of(True, 2))
+
+
 def test_a_flipped_bit_anywhere_in_config_json_is_noticed(tmp_path, begin):
     begin().close()
     path = tmp_path / "run/config.json"

@@ -28,7 +28,7 @@ def linearize(target):
 
 
 def delinearize(source, output):
-    return f"{source} = {output.removeprefix('< ').removesuffix(' >')}"
+    return f"{source} = {output.removeprefix('< ').removesuffix(' >')}", {}
 
 
 def exact_match(outputs, references, target_language):
@@ -53,8 +53,8 @@ def reversal_config(directory):
                         share_embeddings=False)  # fmt: skip
     config.data.update(task="reversal", corpus="reversal", directory=str(directory), vocab_size=60,
                        source_vocab_size=50, byte_fallback=False, character_coverage=1.0, tokens_per_batch=320,
-                       num_buckets=1)  # fmt: skip
-    config.optimizer.update(warmup_steps=100)
+                       packing=False, num_buckets=1)  # fmt: skip
+    config.optimizer.update(warmup_steps=100, learning_rate_factor=0.3)  # four of four seeds reach 100 %
     config.train.update(train_steps=500, log_interval=50, label_smoothing=0.0)
     config.checkpoint.update(interval_minutes=0.0, interval_steps=500, keep=1, average_last=1)
     config.decode.update(beam_size=2, max_extra_length=10)
@@ -79,11 +79,7 @@ def test_its_run_folder_has_two_vocabularies_and_no_joint_one(run):
 
 def test_translating_postprocesses_and_scoring_preprocesses(run):
     translator = t2t_jax.load(run)
-    [[found]] = translator.translate(
-        [
-            "one two",
-        ][:1]
-    )
+    [[found]] = translator.translate(["one two"])
     assert found.text == "one two = zwei eins"
     [score] = translator.score([("one two", "zwei eins")])
     assert score.log_prob == pytest.approx(found.log_prob, abs=1e-4)

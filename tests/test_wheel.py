@@ -25,6 +25,8 @@ translator = t2t_jax.load(run)
 (hypothesis, *_), = translator.translate(["one two"])
 score, = translator.score([("one two", hypothesis.text)])
 assert score.num_tokens > 0 > score.log_prob
+from t2t_jax.visualization.page import page
+assert page(translator.attention(["one two"]), "one two").startswith("<!DOCTYPE html>")
 """
 EXPORT = """
 import sys
@@ -64,11 +66,12 @@ def wheel(tmp_path_factory):
     return path
 
 
-def test_the_wheel_holds_every_module_of_the_package_and_nothing_else(wheel):
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "t2t_jax").rglob("*.py")}
+    paths = [path for path in (ROOT / "t2t_jax").rglob("*.*") if path.suffix != ".pyc"]
+    files = {str(path.relative_to(ROOT)) for path in paths}
     metadata = f"t2t_jax-{t2t_jax.__version__}.dist-info/"
-    assert {name for name in names if not name.startswith(metadata)} == modules
+    assert {name for name in names if not name.startswith(metadata)} == files
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +83,7 @@ def installed(wheel, tmp_path_factory):
     return site, lambda program, *words: python("-c", program + NO_CHECKOUT, *words, cwd=cwd, env=environment)
 
 
-def test_the_installed_wheel_translates_and_scores(installed, tmp_path):
+def test_the_installed_wheel_translates_scores_and_shows_attention(installed, tmp_path):
     site, run = installed
     run(USE, models.random_run(tmp_path / "run"), site)
 

@@ -25,6 +25,8 @@ VARIANTS = [
     {"share_embeddings": False},
     TWO_VOCABULARIES,
     {"attention_window": 5},
+    {"activation": "swish", "logits_bias": True},
+    {"activation": "gelu"},
 ]
 
 
@@ -49,11 +51,17 @@ def apply(model: Transformer, variables, *arguments, **options):
 
 
 def sharp_variables(model: Transformer, seed: int = 0):
-    """Kernels and embeddings three times as large, so that predictions are far from uniform.
+    """Kernels and embeddings three times as large, so that predictions are far from uniform; a random softmax bias.
 
     Layer norms stay as they are: larger ones would amplify rounding errors from layer to layer.
     """
-    larger = lambda path, x: x if "norm" in jax.tree_util.keystr(path) else 3 * x
+
+    def larger(path, x):
+        name = jax.tree_util.keystr(path)
+        if "logits_bias" in name:
+            return jax.random.normal(jax.random.key(seed), x.shape)
+        return x if "norm" in name else 3 * x
+
     return jax.tree.map_with_path(larger, variables(model, seed))
 
 

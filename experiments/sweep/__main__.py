@@ -32,9 +32,9 @@ from experiments.sweep.slurm import SlurmQueue, run_on_slurm
 from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trial_process import POLL_SECONDS, shell_exit_code, signal_on_parent_death
 from experiments.sweep.trials import FAILED, INTERRUPTED, RUNNING, WAITING, Trial
-from t2t_jax import signals
+from t2t_jax import signals, slurm
 from t2t_jax.errors import InputError, InterruptedRun, exit_code_of
-from t2t_jax.files import try_lock
+from t2t_jax.files import is_url, try_lock
 
 STANDARD_ERROR = 2
 
@@ -67,20 +67,12 @@ def make_launcher(options: argparse.Namespace) -> Callable[[Sequence[Trial], Sta
     if options.launcher == "slurm":
         if options.jobs is not None:
             raise InputError(f"--jobs={options.jobs}: is for this machine; with --launcher=slurm, Slurm decides")
-        queue = SlurmQueue(options.workdir, key_values("--slurm", options.slurm))
+        queue = SlurmQueue(options.workdir, slurm.parse_options(options.slurm))
         return lambda trials, table, stop_signals: run_on_slurm(trials, table, queue, timeout, stop_signals)
     if options.slurm:
         raise InputError(f"--slurm={options.slurm}: needs --launcher=slurm")
     slots = worker_slots(options.jobs)
     return lambda trials, table, stop_signals: run_locally(trials, table, slots, timeout, stop_signals)
-
-
-def key_values(option: str, text: str) -> dict[str, str]:
-    """Parses NAME=VALUE,NAME=VALUE."""
-    pairs = [pair.partition("=") for pair in text.split(",") if pair]
-    if not all(value for _, _, value in pairs):
-        raise InputError(f"{option}={text}: must be NAME=VALUE with commas between, as in partition=main,time=60")
-    return {name: value for name, _, value in pairs}
 
 
 @contextlib.contextmanager
@@ -131,6 +123,13 @@ def report(table: StatusTable) -> int:
     return 4 if table.count(FAILED) else 3 if unfinished else 0
 
 
+def folder(path: str) -> Path:
+    """The value of --workdir."""
+    if is_url(path):
+        raise argparse.ArgumentTypeError(f"{path} is a URL; give the path of a folder")
+    return Path(path)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.sweep",
@@ -140,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("configs", help="a folder of configs, such as table3")
-    add("--workdir", type=Path, required=True, metavar="DIR", help="the folder of the sweep")
+    add("--workdir", type=folder, required=True, metavar="DIR", help="the folder of the sweep")
     add("--rows", help="train only these rows: a,b,c")
     add("--seeds", type=int, default=1, metavar="N", help="train each row with the seeds 0 to N-1")
     add("--set", nargs="+", action="extend", default=[], metavar="CHANGE", help="SECTION.FIELD=VALUE or @PRESET")

@@ -1,8 +1,7 @@
 """From the command line of a sweep to its trials: config files × presets and --set values × seeds."""
 
-import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import main as command_line
 from experiments.sweep.trials import Trial
 from t2t_jax.errors import InputError, choice
 from t2t_jax.files import flat
+
+Preset = Callable[[Any], None]  # changes a config in place
 
 CONFIGS = Path(os.path.relpath(Path(__file__).parents[2] / "configs"))
 
@@ -37,10 +38,9 @@ def row_files(folder: str, rows: str | None = None) -> dict[str, Path]:
     return files if rows is None else {row: files[choice("--rows", row, files)] for row in rows.split(",")}
 
 
-def parse_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """The names of the presets, and {field: value}. Values override presets, whatever their order."""
-    known = [file.stem for file in (CONFIGS / "presets").glob("*.py") if file.stem != "__init__"]
-    presets = [choice("--set", setting[1:], known) for setting in settings if setting.startswith("@")]
+def parse_settings(settings: Sequence[str]) -> tuple[list[Preset], dict[str, str]]:
+    """The presets, and {field: value}. Values override presets, whatever their order."""
+    presets = [command_line.load_preset("--set", setting[1:]) for setting in settings if setting.startswith("@")]
     values = {}
     for setting in settings:
         field, separator, value = setting.partition("=")
@@ -54,12 +54,12 @@ def parse_settings(settings: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return presets, values
 
 
-def preset_changes(path: Path, presets: Sequence[str]) -> dict[str, str]:
+def preset_changes(path: Path, presets: Sequence[Preset]) -> dict[str, str]:
     """The fields that the presets change in the config of this file."""
     config = parse_config(path)
     before = flat(config.to_dict())
     for preset in presets:
-        importlib.import_module(f"configs.presets.{preset}").apply(config)
+        preset(config)
     return {field: str(value) for field, value in flat(config.to_dict()).items() if value != before[field]}
 
 

@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +13,12 @@ from experiments.sweep.local import StopSignals
 from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trial_process import TrialProcess
 from experiments.sweep.trials import RUNNING, WAITING, Trial
+from t2t_jax import slurm
 from t2t_jax.errors import InputError
 from t2t_jax.files import read_json, write_json
 
 _POLL_SECONDS = 2.0
 _KILL_WAIT_SECONDS = 600  # longer than Slurm waits between SIGTERM and SIGKILL
-_MAX_REQUEUES = 1000  # a trial longer than the time limit of a job is requeued several times
 
 
 class SlurmTrial(TrialProcess):
@@ -50,29 +49,17 @@ class SlurmQueue:
     """The jobs of a sweep. They outlive the launcher, so their ids are kept in slurm.json."""
 
     def __init__(self, folder: Path, options: Mapping[str, str]):
-        try:
-            import submitit
-        except ImportError:
-            raise InputError("--launcher=slurm needs submitit: pip install -e '.[sweep]'") from None
-        if "time" not in options:
-            raise InputError("--slurm: needs the time limit of a job in minutes, for example --slurm=time=60")
-        self._submitit = submitit
         self._pickles, self._id_file = folder / ".slurm", folder / "slurm.json"
         self._job_ids = read_json(self._id_file) if self._id_file.is_file() else {}
         check_types(self._job_ids, {}, str(self._id_file))
         check_types(self._job_ids, dict.fromkeys(self._job_ids, TEXT), str(self._id_file))
-        try:
-            self._executor = submitit.SlurmExecutor(self._pickles, max_num_timeout=_MAX_REQUEUES)
-            values = {name: int(value) if value.isdigit() else value for name, value in options.items()}
-            self._executor.update_parameters(**{"job_name": folder.name} | values)
-        except (RuntimeError, ValueError) as error:
-            raise InputError(f"--slurm: {' '.join(str(error).split())}") from None
+        self._executor = slurm.new_executor(self._pickles, options, folder.name)
 
     def submit(self, trial: Trial, timeout_minutes: float) -> None:
         """Submits a trial as a job."""
         try:
             job = self._executor.submit(SlurmTrial(trial.command, str(trial.folder), timeout_minutes))
-        except self._submitit.core.utils.FailedJobError as error:
+        except slurm.submission_error() as error:
             raise InputError(f"--slurm: {' '.join(str(error).split())}") from None
         self._job_ids[trial.name] = job.job_id
         write_json(self._id_file, self._job_ids)
@@ -82,7 +69,9 @@ class SlurmQueue:
 
     def exit_code(self, trial: Trial) -> int | None:
         """The exit code of a trial whose job is gone; None if the job did not return one."""
-        job = self._submitit.SlurmJob(self._pickles, self._job_ids[trial.name])
+        import submitit
+
+        job = submitit.SlurmJob(self._pickles, self._job_ids[trial.name])
         if not job.paths.result_pickle.exists():
             return None
         try:
@@ -90,20 +79,12 @@ class SlurmQueue:
         except Exception:  # submitit re-raises here whatever was raised in the job
             return None
 
-    @staticmethod
-    def job_states() -> dict[str, str]:
-        """{job id: state} of the user's jobs that have not ended. squeue needs no accounting database, unlike sacct."""
-        asked = subprocess.run(["squeue", "--me", "--noheader", "--format=%A %T"], capture_output=True, text=True)
-        if asked.returncode:
-            raise InputError(f"--launcher=slurm: squeue: {' '.join(asked.stderr.split())}")
-        return dict(line.split() for line in asked.stdout.splitlines())
-
 
 def run_on_slurm(
     trials: Sequence[Trial], table: StatusTable, queue: SlurmQueue, timeout_minutes: float, stop_signals: StopSignals
 ) -> None:
     """Submits the trials that have no job yet and follows all jobs to their end. A signal stops only the launcher."""
-    states = queue.job_states()
+    states = slurm.job_states()
     for trial in trials:
         if queue.job_id(trial) not in states:
             queue.submit(trial, timeout_minutes)
@@ -111,7 +92,7 @@ def run_on_slurm(
     pending = list(trials)
     while pending and not stop_signals:
         with contextlib.suppress(InputError):  # the Slurm controller may be down for a while
-            states = queue.job_states()
+            states = slurm.job_states()
             for trial in list(pending):
                 state = states.get(queue.job_id(trial))
                 polls_absent[trial] = 0 if state else polls_absent[trial] + 1

@@ -9,6 +9,7 @@ import grain
 import numpy as np
 
 from t2t_jax.data.bucketing import Bucket, Bucketed, Layout, Plan
+from t2t_jax.data.mixture import Mixture
 from t2t_jax.data.packing import Packed
 from t2t_jax.data.token_store import Sentences
 from t2t_jax.errors import DamagedError
@@ -22,8 +23,9 @@ class Batches:
     """The batches of a whole run, indexed by step, with length bucketing or sequence packing.
 
     `tokens_per_batch` bounds the positions of a global batch on each side, padding included. Step n belongs to
-    epoch n // `per_epoch`. Each epoch holds every pair exactly once, in a new random order; incomplete batches are
-    filled up with rows of padding. With `packing`, rows hold several pairs and there is one bucket.
+    epoch n // `per_epoch`. Each epoch holds every pair exactly once, or as often as `mixture` says, in a new random
+    order; incomplete batches are filled up with rows of padding. With `packing`, rows hold several pairs, and there
+    are at most `packing_shapes` buckets instead of `num_buckets`.
     """
 
     def __init__(
@@ -35,19 +37,29 @@ class Batches:
         num_buckets: int,
         seed: int,
         packing: bool = False,
+        packing_shapes: int = 1,
+        bucketing: str = "smallest_shape",
+        mixture: Mixture | None = None,
     ):
-        self._sources, self._targets, self._seed = sources, targets, seed
+        self._sources, self._targets, self._seed, self._mixture = sources, targets, seed, mixture
         source, target = sources.lengths(), targets.lengths()
-        counts = _count_lengths(source, target)
-        layout = Packed(counts, tokens_per_batch) if packing else Bucketed(counts, tokens_per_batch, num_buckets)
-        self._layout: Layout = layout
-        self._group_of_pair = _look_up(layout.groups, source, target)
+        counts = _count_lengths(source, target, mixture.occurrences(len(source)) if mixture else None)
+        layout: Layout = (
+            Packed(counts, tokens_per_batch, packing_shapes)
+            if packing
+            else Bucketed(counts, tokens_per_batch, num_buckets, bucketing)
+        )
+        self._layout = layout
+        self._group_of_pair, group_sizes = _look_up(layout.groups, source, target), layout.group_sizes
+        if mixture:
+            group_sizes = mixture.group(self._group_of_pair, len(group_sizes))
+        layout.resize(group_sizes)
         self.buckets, self.per_epoch = layout.buckets, layout.per_epoch
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 
     def _plan(self, epoch: int) -> Plan:
         rng = np.random.default_rng([self._seed, epoch])
-        pairs = np.arange(len(self._group_of_pair), dtype=np.uint32)
+        pairs = self._mixture.epoch(epoch) if self._mixture else np.arange(len(self._group_of_pair), dtype=np.uint32)
         rng.shuffle(pairs)
         return self._layout.plan(_grouped(pairs, self._group_of_pair, self._layout.group_sizes), rng)
 
@@ -139,13 +151,17 @@ def _chunks(length: int) -> Iterator[slice]:
     return (slice(start, start + _CHUNK) for start in range(0, length, _CHUNK))
 
 
-def _count_lengths(source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The histogram of lengths: the number of pairs for each (source length, target length)."""
+def _count_lengths(source: np.ndarray, target: np.ndarray, occurrences: np.ndarray | None = None) -> np.ndarray:
+    """The histogram of lengths: the number of pairs for each (source length, target length).
+
+    A pair counts as often as it occurs; by default once.
+    """
     shape = int(source.max()) + 1, int(target.max()) + 1
     counts = np.zeros(math.prod(shape), np.int64)
     for part in _chunks(len(source)):
         cells = source[part].astype(np.int64) * shape[1] + target[part]
-        counts += np.bincount(cells, minlength=len(counts))
+        weights = None if occurrences is None else occurrences[part]
+        counts += np.bincount(cells, weights, minlength=len(counts)).astype(np.int64)
     return counts.reshape(shape)
 
 

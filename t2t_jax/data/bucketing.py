@@ -1,11 +1,10 @@
 """§5.1: length bucketing: pairs of similar lengths are batched together, in a few static shapes.
 
-The plane of (source length, target length) is divided into rectangles. Each rectangle is a bucket: its pairs are
-padded to its longest source and its longest target.
+Each pair of (source length, target length) belongs to one bucket, which pads it to the bucket's lengths.
 """
 
 import dataclasses
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -49,9 +48,68 @@ class Layout(Protocol):
     groups: np.ndarray
     group_sizes: np.ndarray
 
+    def resize(self, group_sizes: np.ndarray) -> None:
+        """Fixes how many pairs of each group an epoch holds, and with that the batches; called once."""
+        ...
+
     def plan(self, pairs: np.ndarray, rng: np.random.Generator) -> Plan:
         """The plan of an epoch, given all pairs sorted by group and shuffled within each group."""
         ...
+
+
+class Buckets(NamedTuple):
+    """Padded lengths (source, target) of each bucket, and the bucket of each [source length, target length]."""
+
+    lengths: list[tuple[int, int]]
+    of_pair: np.ndarray
+
+
+# --- The smallest shape that holds a pair ------------------------------------------------------------------
+
+_UNFIT = np.iinfo(np.uint16).max  # more than the positions of any pair
+_STEPS = (8, 4, 2, 1)  # by which the local search moves lengths
+
+
+def smallest_shapes(counts: np.ndarray, num_buckets: int) -> Buckets:
+    """At most `num_buckets` shapes; each pair of lengths with `counts[source, target] > 0` is in the smallest one.
+
+    Local search: starts from the shapes of `partition`, and moves the lengths of one at a time as long as that saves
+    padding.
+    """
+    source, target = np.nonzero(counts)
+    pairs = counts[source, target].astype(float)  # sums of whole numbers: exact in any order
+
+    def positions(shape: tuple[int, int]) -> np.ndarray:
+        """What each pair takes in this shape."""
+        return np.where((source <= shape[0]) & (target <= shape[1]), sum(shape), _UNFIT).astype(np.uint16)
+
+    def moved(shape: tuple[int, int], step: int, others: np.ndarray) -> tuple[int, int]:
+        """The best of `shape` and its neighbours, where the other shapes take `others` positions for each pair."""
+        moves = ((0, 0), (step, 0), (-step, 0), (0, step), (0, -step), (step, step), (-step, -step))
+        candidates = [(shape[0] + a, shape[1] + b) for a, b in moves]
+        found = (np.minimum(others, positions(candidate)) for candidate in candidates)
+        totals = [pairs @ x if x.max() < _UNFIT else np.inf for x in found]
+        return candidates[int(np.argmin(totals))]
+
+    shapes = partition(counts, num_buckets).lengths
+    for step in _STEPS:
+        before = None
+        while shapes != before:
+            before = list(shapes)
+            taken = np.array([positions(shape) for shape in (*shapes, (0, 0))])
+            later = np.minimum.accumulate(taken[::-1], axis=0)[::-1]  # of shapes k, k + 1, …
+            earlier = taken[-1]
+            for k, shape in enumerate(before):
+                shapes[k] = moved(shape, step, np.minimum(earlier, later[k + 1]))
+                earlier = np.minimum(earlier, positions(shapes[k]))
+    smallest = np.argmin([positions(shape) for shape in shapes], axis=0)
+    used, of_cell = np.unique(smallest, return_inverse=True)
+    of_pair = np.zeros(counts.shape, np.uint16)
+    of_pair[source, target] = of_cell
+    return Buckets([shapes[k] for k in used], of_pair)
+
+
+# --- A partition of the plane of lengths into rectangles ---------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +118,14 @@ class Rectangle:
 
     source: tuple[int, int]
     target: tuple[int, int]
+
+
+def partition(counts: np.ndarray, num_buckets: int) -> Buckets:
+    """At most `num_buckets` buckets, each of which holds the pairs of one rectangle of `split_lengths`."""
+    rectangles, of_pair = split_lengths(counts, num_buckets), np.zeros(counts.shape, np.uint16)
+    for index, rectangle in enumerate(rectangles):
+        _inside(of_pair, rectangle)[:] = index
+    return Buckets([(part.source[1] - 1, part.target[1] - 1) for part in rectangles], of_pair)
 
 
 def split_lengths(counts: np.ndarray, num_buckets: int) -> list[Rectangle]:
@@ -123,6 +189,13 @@ def _savings(inside: np.ndarray, low: int, high: int, across_low: int, across_hi
     return total * (high + across_high - 2) - shorter * below[:-1] - (total - shorter) * above[1:]
 
 
+# Values of `data.bucketing`.
+BUCKETINGS = {"smallest_shape": smallest_shapes, "partition": partition}
+
+
+# --- Batches -----------------------------------------------------------------------------------------------
+
+
 @dataclasses.dataclass(frozen=True)
 class BucketedPlan:
     """Batch b is `pairs[starts[b] : starts[b] + sizes[b]]`, one pair per row."""
@@ -140,13 +213,14 @@ class BucketedPlan:
 class Bucketed:
     """The layout of length-bucketed batches: the groups are the buckets."""
 
-    def __init__(self, counts: np.ndarray, tokens_per_batch: int, num_buckets: int):
-        rectangles = split_lengths(counts, num_buckets)
-        self.buckets = [_bucket(rectangle, tokens_per_batch) for rectangle in rectangles]
-        self.groups = np.zeros(counts.shape, np.uint16)
-        for index, rectangle in enumerate(rectangles):
-            _inside(self.groups, rectangle)[:] = index
-        self.group_sizes = np.array([_inside(counts, rectangle).sum() for rectangle in rectangles])
+    def __init__(self, counts: np.ndarray, tokens_per_batch: int, num_buckets: int, bucketing: str):
+        lengths, self.groups = BUCKETINGS[bucketing](counts, num_buckets)
+        self.buckets = [_bucket(*pair, tokens_per_batch) for pair in lengths]
+        sizes = np.bincount(self.groups.ravel(), weights=counts.ravel(), minlength=len(lengths))
+        self.group_sizes = sizes.astype(np.int64)
+
+    def resize(self, group_sizes: np.ndarray) -> None:
+        self.group_sizes = group_sizes
         self._counts = -(-self.group_sizes // [bucket.rows for bucket in self.buckets])
         self.per_epoch = int(self._counts.sum())
 
@@ -161,8 +235,7 @@ class Bucketed:
         return BucketedPlan(pairs, *(x[order] for x in (np.concatenate(starts), np.concatenate(sizes), buckets)))
 
 
-def _bucket(rectangle: Rectangle, tokens_per_batch: int) -> Bucket:
-    source, target = rectangle.source[1] - 1, rectangle.target[1] - 1
+def _bucket(source: int, target: int, tokens_per_batch: int) -> Bucket:
     rows = rows_of(tokens_per_batch, max(source, target))
     return Bucket(source, target, rows - rows % ROWS_MULTIPLE if rows >= ROWS_MULTIPLE else rows)
 

@@ -42,6 +42,7 @@ _LETTERS = {
 class Rules:
     """Which rules are on, with the field names of `config.data.cleaning`; 0 turns a limit off."""
 
+    lowercase: bool = False
     normalize_punctuation: bool = False
     remove_nonprinting: bool = False
     max_words: int = 0
@@ -59,6 +60,11 @@ class Rules:
 
 
 # --- Normalisation -----------------------------------------------------------------------------------------
+
+
+def lowercase(text: str) -> str:
+    """`text` in lower case, each character for itself, as SentencePiece's rules say it (`replacements`)."""
+    return "".join(map(str.lower, text))
 
 
 def normalize_punctuation(text: str) -> str:
@@ -167,11 +173,17 @@ def repeated(keys: np.ndarray, parts: int = 16) -> np.ndarray:
 
 @dataclasses.dataclass
 class Report:
-    """How many training pairs were read, how many each rule dropped, and the first few that it dropped."""
+    """How many training pairs were read, how many each rule dropped, and the first few that it dropped.
+
+    `unknown` of the kept pairs have text that is not in the vocabulary. `texts` are the numbers of pairs kept of each
+    training text, where they are known.
+    """
 
     read: int = 0
     dropped: dict[str, int] = dataclasses.field(default_factory=dict)
     examples: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
+    unknown: int = 0
+    texts: list[int] = dataclasses.field(default_factory=list)
 
     @property
     def kept(self) -> int:
@@ -187,6 +199,7 @@ class Report:
     def add(self, other: "Report") -> None:
         """Adds the report of the pairs that follow these."""
         self.read += other.read
+        self.unknown += other.unknown
         for rule, count in other.dropped.items():
             self.dropped[rule] = self.dropped.get(rule, 0) + count
             self.examples[rule] = (self.examples.get(rule, []) + other.examples[rule])[:EXAMPLES]
@@ -194,6 +207,8 @@ class Report:
     def __str__(self) -> str:
         lines = [f"{self.kept:,} of {self.read:,} training pairs kept"]
         lines += [f"  {count:>12,} dropped: {_DESCRIPTIONS[rule]}" for rule, count in self.dropped.items() if count]
+        if self.unknown:
+            lines.append(f"  {self.unknown:>12,} kept with text that is not in the vocabulary")
         return "\n".join(lines)
 
 
@@ -229,14 +244,18 @@ def clean(
 @functools.cache
 def replacements(rules: Rules) -> dict[str, str]:
     """`normalize` as SentencePiece normalisation rules, so that text to translate is normalised like training text."""
-    unseen = (chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cf"))
+    characters = list(map(chr, range(0x110000)))
+    unseen = (character for character in characters if unicodedata.category(character) in ("Cc", "Cf"))
     removed = {character: "" for character in unseen if character not in "\0\t\r\n"} if rules.remove_nonprinting else {}
-    return removed | (_PUNCTUATION if rules.normalize_punctuation else {})
+    capitals = (character for character in characters if character.lower() != character)
+    lowered = {character: character.lower() for character in capitals} if rules.lowercase else {}
+    return removed | lowered | (_PUNCTUATION if rules.normalize_punctuation else {})
 
 
 def normalize(text: str, rules: Rules) -> str:
     """The text after the normalisations that are on."""
     text = remove_nonprinting(text) if rules.remove_nonprinting else text
+    text = lowercase(text) if rules.lowercase else text
     return normalize_punctuation(text) if rules.normalize_punctuation else text
 
 

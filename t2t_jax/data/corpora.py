@@ -1,11 +1,13 @@
 """§5.1: the parallel corpora: where their text comes from and how it is divided into splits.
 
-A corpus is three splits of pairs (source, target). To add one, write a function like `files` and enter it in `CORPORA`.
+A corpus is splits of pairs (source, target): train, dev, test, and perhaps further test sets. To add one, write a
+function like `files` and enter it in `CORPORA`.
 """
 
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import re
 import subprocess
@@ -13,28 +15,60 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from t2t_jax.data import wmt14
+from t2t_jax.data import multi30k, tfds_corpora, wmt14
+from t2t_jax.data.parallel_text import ParallelText, parallel_text
 from t2t_jax.errors import DamagedError, InputError, choice
-from t2t_jax.files import read_lines, sha256
+from t2t_jax.files import sha256
 
 SPLITS = ("train", "dev", "test")
 
 Pair = tuple[str, str]
+
+_WEIGHT = r"(?=.*[1-9])[0-9]{1,4}(\.[0-9]{1,4})?"
+
+
+class Text(NamedTuple):
+    """One of several training texts: its name, how often its pairs occur in an epoch, and what streams them."""
+
+    name: str
+    weight: float
+    pairs: Callable[[], Iterator[Pair]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
     """A parallel corpus: `splits` maps the name of a split to a function that streams its pairs.
 
-    `checksums` identify the text. `table`, for people to read, compares the numbers of pairs with the known ones.
+    The splits are 'train', 'dev' and 'test'; any other is a further test set. `checksums` identify the text. `table`
+    makes a table, for people to read, of where the pairs come from and of the known numbers of them; it is called after
+    all splits have been read. `has_copies` tells that training pairs are repeated on purpose. `texts` are the parts of
+    the training split, if there are several.
     """
 
     name: str
     languages: tuple[str, str]
     splits: dict[str, Callable[[], Iterator[Pair]]]
     checksums: dict[str, str]
-    table: str = ""
+    table: Callable[[], str] = str
+    has_copies: bool = False
+    texts: tuple[Text, ...] = ()
+
+
+def test_sets(given: str) -> dict[str, str]:
+    """{name of the split: its text} in the value of `data.test`, a list separated by commas.
+
+    The first is 'test'; further test sets are called as their files are.
+    """
+    first, *others = (text.strip() for text in given.split(","))
+    found = {"test": first}
+    for text in others:
+        name = re.sub(r"\W+", "_", Path(text).name).strip("_")
+        if not name or name in {*SPLITS, *found}:
+            raise InputError(f"data.test={given}: two test sets would be called {name!r}; rename the file {text}")
+        found[name] = text
+    return found
 
 
 # (languages, prefixes, directory, archives) → the corpus; the arguments are those of `read_corpus`.
@@ -52,12 +86,21 @@ def read_corpus(
 ) -> Corpus:
     """Finds, downloads if necessary, and checks the corpus `name` of `corpora` (default: `CORPORA`).
 
-    `prefixes` name the user's files for the corpus `files`: PREFIX stands for PREFIX.en and PREFIX.de. Downloads are
+    `prefixes` name the user's files for the corpus `files`, or the splits of one of TensorFlow Datasets. Downloads are
     kept in `directory`; `archives` is a folder that may already have them.
     """
     corpora = CORPORA if corpora is None else corpora
-    choice("data.corpus", name, corpora)
-    return corpora[name]((source_language, target_language), prefixes, directory, archives)
+    reader = corpora[choose_corpus(name, corpora)]
+    if name.startswith(tfds_corpora.PREFIX):
+        reader = functools.partial(reader, name.removeprefix(tfds_corpora.PREFIX))
+    return reader((source_language, target_language), prefixes, directory, archives)
+
+
+def choose_corpus(name: str, corpora: Mapping[str, CorpusReader]) -> str:
+    """The entry of `corpora` that `name`, the value of `data.corpus`, means; refuses unknown names."""
+    if name.startswith(tfds_corpora.PREFIX) and _TFDS in corpora:
+        return _TFDS
+    return choice("data.corpus", name, corpora)
 
 
 # --- Text --------------------------------------------------------------------------------------------------
@@ -68,47 +111,66 @@ def one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text, flags=re.ASCII).strip(" ")
 
 
+def _check_english_and(foreign: str, name: str, languages: tuple[str, str]) -> None:
+    """Refuses other languages than English and `foreign` for the corpus `name`."""
+    if set(languages) != {"en", foreign}:
+        raise InputError(
+            f"data.source_language={languages[0]}, data.target_language={languages[1]}: "
+            f"{name} has en and {foreign}, either as the source"
+        )
+
+
 # --- The user's own files ----------------------------------------------------------------------------------
 
 
 def files(languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str) -> Corpus:
-    """Two plain-text files for each split, PREFIX.en and PREFIX.de, aligned line by line."""
+    """Files of the user's own (parallel_text.py); `data.train` and `data.test` may be lists, separated by commas.
+
+    In `data.train`, NAME:WEIGHT is a text whose pairs occur WEIGHT times in an epoch.
+    """
     del directory, archives  # nothing to download
-    paths = {split: _side_paths(f"data.{split}", prefixes[split], languages) for split in SPLITS}
-    splits = {split: lambda sides=sides: _parallel_lines(sides) for split, sides in paths.items()}
-    checksums = {f"{split}.{side.suffix}": sha256(side) for split, sides in paths.items() for side in sides}
-    return Corpus("files", languages, splits, checksums)
+    names, weights = _weighted(prefixes["train"])
+    given = prefixes | {"train": ",".join(names)} | test_sets(prefixes["test"])
+    texts = {split: _texts(split, listed, languages) for split, listed in given.items()}
+    splits = {
+        split: lambda listed=listed: itertools.chain.from_iterable(text.pairs() for text in listed)
+        for split, listed in texts.items()
+    }
+    checksums = {}
+    for split, listed in texts.items():
+        for number, text in enumerate(listed):
+            prefix = split if len(listed) == 1 else f"{split}.{number}"
+            checksums |= {f"{prefix}.{path.suffix}": sha256(path) for path in text.files}
+    mixture = tuple(map(Text, names, weights, [text.pairs for text in texts["train"]])) if len(names) > 1 else ()
+    return Corpus("files", languages, splits, checksums, texts=mixture)
 
 
-def _side_paths(field: str, prefix: str, languages: tuple[str, str]) -> tuple[Path, Path]:
-    if not prefix:
+def _weighted(train: str) -> tuple[list[str], list[float]]:
+    """The names and weights in `data.train`; 1 where none is given."""
+    names, weights = [], []
+    for text in train.split(","):
+        name, colon, weight = text.strip().partition(":")
+        if colon and not re.fullmatch(_WEIGHT, weight):
+            raise InputError(
+                f"data.train={train}: after the colon, the weight of {name} must be a positive number of at most four "
+                f"digits before and after the point; got {weight!r}"
+            )
+        names.append(name)
+        weights.append(float(weight or 1))
+    if len(names) == 1 and weights != [1.0]:
+        raise InputError(f"data.train={train}: the weight of a single text changes nothing; leave it out")
+    return names, weights
+
+
+def _texts(split: str, names: str, languages: tuple[str, str]) -> list[ParallelText]:
+    field = f"data.{split}" if split in SPLITS else "data.test"
+    if not names:
         example = " and ".join(f"PREFIX.{language}" for language in languages)
         raise InputError(f"{field} is empty; set it to the PREFIX of two text files, {example}")
-    sides = tuple(Path(f"{prefix}.{language}").expanduser() for language in languages)
-    for side in sides:
-        if not side.is_file():
-            raise InputError(f"{field}={prefix}: no file {side}; the PREFIX stands for {sides[0]} and {sides[1]}")
-    source, target = (_count_lines(side) for side in sides)
-    if source != target:
-        raise InputError(
-            f"{field}={prefix}: {sides[0]} has {source} lines, {sides[1]} has {target}; line n must translate line n"
-        )
-    if source == 0:
-        raise InputError(f"{field}={prefix}: {sides[0]} is empty; give at least one sentence a side")
-    return sides
-
-
-def _count_lines(path: Path) -> int:
-    count, last = 0, b"\n"
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):  # not line by line: a line may be of any length
-            count, last = count + part.count(b"\n"), part[-1:]
-    return count + (last != b"\n")
-
-
-def _parallel_lines(sides: tuple[Path, Path]) -> Iterator[Pair]:
-    with sides[0].open("rb") as source, sides[1].open("rb") as target:
-        yield from zip(read_lines(source, str(sides[0])), read_lines(target, str(sides[1])), strict=True)
+    listed = [name.strip() for name in names.split(",")] if split == "train" else [names]
+    if not all(listed):
+        raise InputError(f"{field}={names}: a name is empty; write PREFIX,PREFIX")
+    return [parallel_text(field, name, languages) for name in listed]
 
 
 # --- Home Assistant: real, small, free, and on the Python package index ------------------------------------
@@ -197,19 +259,53 @@ def wmt14_translate(
     """WMT14 English with 'de' or 'fr', in either direction; dev is newstest2013, test is newstest2014."""
     del prefixes
     name = f"wmt14_en{foreign}"
-    if set(languages) != {"en", foreign}:
-        raise InputError(
-            f"data.source_language={languages[0]}, data.target_language={languages[1]}: "
-            f"{name} has en and {foreign}, either as the source"
-        )
+    _check_english_and(foreign, name, languages)
     prepared = wmt14.prepare(foreign, directory, archives)
     splits = {split: functools.partial(prepared.pairs, split, languages) for split in SPLITS}
-    return Corpus(name, languages, splits, prepared.checksums, prepared.table)
+    return Corpus(name, languages, splits, prepared.checksums, lambda: prepared.table)
+
+
+# --- Multi30k, small, with published results ----------------------------------------------------------------
+
+
+def multi30k_captions(
+    foreign: str, languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str
+) -> Corpus:
+    """Multi30k, English with 'de' or 'fr', in either direction; with two further test sets (multi30k.py)."""
+    del prefixes
+    name = f"multi30k_en{foreign}"
+    _check_english_and(foreign, name, languages)
+    paths = multi30k.files(languages, directory, archives)
+    splits = {split: functools.partial(multi30k.pairs, split, languages, paths) for split in multi30k.SPLITS}
+    return Corpus(name, languages, splits, multi30k.checksums(paths))
+
+
+# --- Any translation corpus of TensorFlow Datasets ---------------------------------------------------------
+
+_TFDS = f"{tfds_corpora.PREFIX}NAME/CONFIG"
+
+
+def tfds_translation(
+    name: str, languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str
+) -> Corpus:
+    """The dataset NAME/CONFIG; `prefixes` are splits as TFDS spells them, such as train[:90%]."""
+    builder = tfds_corpora.open_builder(name, directory, archives)
+    tfds_corpora.check_languages(builder, name, languages)
+    given = prefixes | test_sets(prefixes["test"])
+    names = {split: tfds_corpora.split_of(builder, name, split, theirs) for split, theirs in given.items()}
+    splits = {
+        split: functools.partial(tfds_corpora.read_pairs, builder, theirs, languages) for split, theirs in names.items()
+    }
+    checksums = {split: tfds_corpora.checksum(builder, theirs) for split, theirs in names.items()}
+    return Corpus(re.sub(r"\W+", "_", name), languages, splits, checksums)
 
 
 CORPORA: dict[str, CorpusReader] = {
     "files": files,
     "home_assistant": home_assistant,
+    _TFDS: tfds_translation,
+    "multi30k_ende": functools.partial(multi30k_captions, "de"),
+    "multi30k_enfr": functools.partial(multi30k_captions, "fr"),
     "wmt14_ende": functools.partial(wmt14_translate, "de"),
     "wmt14_enfr": functools.partial(wmt14_translate, "fr"),
 }

@@ -6,30 +6,34 @@ and shards are written atomically, so an interrupted preparation resumes and end
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from t2t_jax import slurm
 from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.shards import SHARD_SIZE, Encoding, chunks, join_shards, write_shards
 from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE, TASKS, Task, Vocabularies, task_of
-from t2t_jax.data.token_store import HELD_OUT, SIDES, TokenStore
-from t2t_jax.data.tokenizer import longest_whole, train_vocabulary
+from t2t_jax.data.token_store import SIDES, TokenStore
+from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, train_symbols, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
-from t2t_jax.files import folder_lock, read_object, sha256, write_bytes, write_object
+from t2t_jax.files import cache_folder, folder_lock, is_url, read_object, sha256, write_bytes, write_object
+from t2t_jax.object_store import mirrored
 
 _FORMAT = 3  # version of stores; incremented when the same corpus and settings give other bytes
 # Settings added later, with the value that reproduces earlier stores. It is left out of the key: names do not change.
 _LATER_SETTINGS = {"task": "translation", "source_vocabulary": "", "source_vocab_size": 0}
+_LATER_RULES = ("lowercase",)  # of cleaning; off in earlier stores
 _RANGES = {
     "vocab_size": Range(1, 10_000_000),
     "source_vocab_size": Range(0, 10_000_000),
@@ -46,7 +50,8 @@ class StoreSettings:
     The vocabulary is the file `vocabulary` (ready_vocabulary.py), or is trained on `vocab_pairs` randomly drawn
     training pairs (0: all). It is joint, or of the target alone if the source has a separate one: the file
     `source_vocabulary`, or `source_vocab_size` trained pieces. Lengths are in subwords, EOS included: `max_length`
-    bounds training pairs, `heldout_max_length` dev and test pairs (0: no bound).
+    bounds training pairs, `heldout_max_length` dev and test pairs (0: no bound). A separate target vocabulary of a task
+    with `target_symbols` holds all symbols of the training targets, of which there may be at most `vocab_size`.
     """
 
     task: str
@@ -93,52 +98,131 @@ class StoreSettings:
         return cls(**fields | {"cleaning": cleaning.Rules(**dict(data["cleaning"]))})
 
 
-def open_store(data: Mapping[str, Any]) -> TokenStore:
-    """Opens the store that `config.data` describes, after preparing it if it does not exist."""
+def open_store(data: Mapping[str, Any], on_slurm: Mapping[str, str] | None = None) -> TokenStore:
+    """Opens the store that `config.data` describes, after preparing it if it does not exist.
+
+    With `on_slurm`, the resources of a job, jobs of Slurm write the shards (slurm.py).
+    """
     settings = StoreSettings.of(data)  # checked before anything is downloaded
-    directory = Path(data["directory"]).expanduser()
+    if on_slurm is not None and is_url(data["directory"]):
+        raise InputError(f"data.directory={data['directory']}: --launcher=slurm needs a folder that its nodes share")
+    corpus, directory = _corpus_of(data), local_directory(data["directory"])
+
+    def write_by_jobs(work: Path) -> None:
+        plain = json.loads(json.dumps(data, default=dict))
+        slurm.run_array(functools.partial(_write_share, plain, work), work / "jobs", on_slurm, "prepare")
+
+    with mirrored("data.directory", data["directory"], _store_folder(corpus, settings, directory)):
+        return prepare(corpus, settings, directory, None if on_slurm is None else write_by_jobs)
+
+
+def local_directory(directory: str) -> Path:
+    """The folder that `data.directory` names: for a URL, the one that keeps copies of what is there, and downloads."""
+    return cache_folder() / "data" if is_url(directory) else Path(directory).expanduser()
+
+
+def _corpus_of(data: Mapping[str, Any]) -> Corpus:
+    """The corpus that `config.data` names."""
     prefixes = {split: data[split] for split in SPLITS}
-    languages = data["source_language"], data["target_language"]
-    corpora = task_of(data).corpora
-    corpus = read_corpus(data["corpus"], *languages, prefixes, directory, data["archives"], corpora)
-    return prepare(corpus, settings, directory)
+    languages, directory = (data["source_language"], data["target_language"]), local_directory(data["directory"])
+    return read_corpus(data["corpus"], *languages, prefixes, directory, data["archives"], task_of(data).corpora)
 
 
-def prepare(corpus: Corpus, settings: StoreSettings, directory: Path) -> TokenStore:
-    """Opens the store of this corpus with these settings under `directory`, after writing it if it does not exist."""
-    final = directory / f"{corpus.name}-{'-'.join(corpus.languages)}-{_key(corpus, settings)}"
+def _write_share(data: Mapping[str, Any], work: Path, index: int, count: int) -> None:
+    """Writes every shard whose number is `index` modulo `count`, in a job."""
+    corpus, settings = _corpus_of(data), StoreSettings.of(data)
+    write_shards(_training_texts(corpus), _encoding(corpus, settings, work, _held_out(corpus)), work, (index, count))
+
+
+def prepare(
+    corpus: Corpus, settings: StoreSettings, directory: Path, write_by_jobs: Callable[[Path], None] | None = None
+) -> TokenStore:
+    """Opens the store of this corpus with these settings under `directory`, after writing it if it does not exist.
+
+    `write_by_jobs` may write shards into an unfinished store with vocabularies; those it leaves out are written here.
+    """
+    _check_copies(corpus, settings)
+    final = _store_folder(corpus, settings, directory)
     work = final.with_name(f".{final.name}.unfinished")
     while work.exists() or not final.exists():
-        work.mkdir(parents=True, exist_ok=True)
         with folder_lock(work):
             try:
                 if not final.exists():
-                    _write(corpus, settings, work, final)
+                    _write(corpus, settings, work, final, write_by_jobs)
                 shutil.rmtree(work)
             except InputError:  # resuming would only raise it again
                 shutil.rmtree(work)
                 raise
-    return TokenStore(final)
+    return TokenStore(final, [(text.name, text.weight) for text in corpus.texts])
+
+
+def _store_folder(corpus: Corpus, settings: StoreSettings, directory: Path) -> Path:
+    return directory / f"{corpus.name}-{'-'.join(corpus.languages)}-{_key(corpus, settings)}"
+
+
+def _check_copies(corpus: Corpus, settings: StoreSettings) -> None:
+    """Refuses to deduplicate a training set that repeats pairs on purpose."""
+    for field in ("drop_duplicates", "drop_near_duplicates"):
+        if corpus.has_copies and getattr(settings.cleaning, field):
+            raise InputError(
+                f"data.cleaning.{field}=True would drop the copies that data.train asks for; set it to False, or leave "
+                "out the numbers of copies"
+            )
+
+
+def _trains_symbols(settings: StoreSettings) -> bool:
+    """Whether the target vocabulary is made of the symbols of the training targets."""
+    return TASKS[settings.task].target_symbols and not settings.is_joint and not settings.vocabulary
 
 
 def _key(corpus: Corpus, settings: StoreSettings) -> str:
     """The hash of all that the store depends on: text, languages and settings. It is part of the folder's name."""
     made_from = dataclasses.asdict(settings)
     made_from = {name: x for name, x in made_from.items() if x != _LATER_SETTINGS.get(name, object())}
+    made_from["cleaning"] = {name: x for name, x in made_from["cleaning"].items() if x or name not in _LATER_RULES}
+    if _trains_symbols(settings):
+        made_from["target_symbols"] = True
+    if corpus.texts:
+        made_from["texts"] = len(corpus.texts)  # their sizes are kept; in earlier stores they are not
     for name in {"vocabulary", "source_vocabulary"} & made_from.keys():
         made_from[name] = sha256(Path(made_from[name])) if made_from[name] else None
     identity = json.dumps([_FORMAT, corpus.checksums, corpus.languages, made_from], sort_keys=True)
     return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
-def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> None:
+def _held_out(corpus: Corpus) -> dict[str, list[Pair]]:
+    """The dev set and the test sets."""
+    return {split: list(pairs()) for split, pairs in corpus.splits.items() if split != "train"}
+
+
+def _training_texts(corpus: Corpus) -> Iterator[Iterator[Pair]]:
+    """The pairs of each training text."""
+    return (pairs() for pairs in [text.pairs for text in corpus.texts] or [corpus.splits["train"]])
+
+
+def _encoding(corpus: Corpus, settings: StoreSettings, work: Path, held_out: Mapping[str, list[Pair]]) -> Encoding:
+    """How the pairs become ids, with the vocabularies in `work`."""
     task = TASKS[settings.task]
-    folder = work / "vocabularies"
+    return Encoding(
+        work / _VOCABULARIES,
+        task.preprocess_source,
+        task.preprocess_target,
+        settings.cleaning,
+        corpus.languages,
+        cleaning.leak_index(itertools.chain(*held_out.values())),
+        settings.max_length,
+    )
+
+
+def _write(
+    corpus: Corpus, settings: StoreSettings, work: Path, final: Path, write_by_jobs: Callable[[Path], None] | None
+) -> None:
+    task, folder = TASKS[settings.task], work / _VOCABULARIES
     vocabularies = _open_finished(folder) or _write_vocabularies(folder, corpus, settings, task)
-    held_out = {split: list(corpus.splits[split]()) for split in HELD_OUT}
-    leaks = cleaning.leak_index(itertools.chain(*held_out.values()))
-    encoding = Encoding(folder, task.preprocess_target, settings.cleaning, corpus.languages, leaks, settings.max_length)
-    shards = write_shards(corpus.splits["train"](), encoding, work)
+    held_out = _held_out(corpus)
+    if write_by_jobs:
+        write_by_jobs(work)
+    shards = write_shards(_training_texts(corpus), _encoding(corpus, settings, work, held_out), work)
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()
@@ -153,7 +237,7 @@ def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> 
     manifest = {
         "languages": corpus.languages,
         "corpus": corpus.checksums,
-        "corpus_table": corpus.table,
+        "corpus_table": corpus.table(),
         "settings": dataclasses.asdict(settings),
         "dtype": dtype.str,
         "report": dataclasses.asdict(report),
@@ -166,6 +250,7 @@ def _write(corpus: Corpus, settings: StoreSettings, work: Path, final: Path) -> 
 
 # --- Vocabularies ------------------------------------------------------------------------------------------
 
+_VOCABULARIES = "vocabularies"  # their folder in an unfinished store
 _CHECKSUMS = "checksums.json"  # written last: marks the vocabularies of an unfinished store as complete
 
 
@@ -196,11 +281,14 @@ def _vocabulary(corpus: Corpus, settings: StoreSettings, task: Task, sides: tupl
     """The SentencePiece model for these sides: the ready one if there is one, otherwise trained."""
     prefix = "source_" if sides == ("source",) else ""  # of the field names in config.data
     ready, size = getattr(settings, f"{prefix}vocabulary"), getattr(settings, f"{prefix}vocab_size")
-    pairs = draw(corpus.splits["train"](), settings.vocab_pairs)
+    is_symbols = sides == ("target",) and _trains_symbols(settings)
+    pairs = draw(corpus.splits["train"](), 0 if is_symbols else settings.vocab_pairs)  # no symbol may be missing
     texts = (text for pair in pairs for text in _training_text(pair, settings, task, sides))
     sentences = _with_text(map(one_line, texts))
     if ready:
         return ready_vocabulary(Path(ready), sentences, f"data.{prefix}vocabulary")
+    if is_symbols:
+        return train_symbols(sentences, size)
     return train_vocabulary(
         sentences,
         size,
@@ -215,7 +303,7 @@ def _vocabulary(corpus: Corpus, settings: StoreSettings, task: Task, sides: tupl
 def _training_text(pair: Pair, settings: StoreSettings, task: Task, sides: tuple[str, ...]) -> Iterator[str]:
     source, target = (cleaning.normalize(text, settings.cleaning) for text in pair)
     if "source" in sides:
-        yield source
+        yield task.preprocess_source(source)
     if "target" in sides:
         yield task.preprocess_target(target)
 
@@ -248,11 +336,16 @@ def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
 def _write_held_out(
     pairs: list[Pair], vocabularies: Vocabularies, task: Task, settings: StoreSettings, stem: Path
 ) -> dict[str, int]:
-    """Writes the text of 'dev' or 'test' within `heldout_max_length`, and returns how many pairs were read and kept."""
+    """Writes the text of a dev or test set within `heldout_max_length`, and returns how many pairs were read and kept.
+
+    `unknown` of the kept pairs have text that is not in the vocabulary.
+    """
     limit, most = settings.heldout_max_length, longest_whole(settings.max_length)
-    texts = [source for source, _ in pairs], [task.preprocess_target(target) for _, target in pairs]
-    encoded = zip(*(v.encode_many(t) for v, t in zip(vocabularies, texts, strict=True)), strict=True)
-    kept = []
+    sides = vocabularies.encode_many(
+        [task.preprocess_source(source) for source, _ in pairs], [task.preprocess_target(target) for _, target in pairs]
+    )
+    encoded = zip(*sides, strict=True)
+    kept, unknown = [], 0
     for line, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), start=1):
         if limit and cleaning.is_too_long(*ids, limit):
             continue
@@ -262,9 +355,10 @@ def _write_held_out(
                 f"split the line, or leave such lines out with data.heldout_max_length={most}"
             )
         kept.append(pair)
+        unknown += any(UNKNOWN in side for side in ids)
     if not kept:
         raise InputError(f"data.{stem.name}: no pair of at most data.heldout_max_length={limit} subwords")
     for side, name in enumerate(SIDES):
         # Only \n ends a line, so sentences may hold any other line-breaking character, such as U+2028.
         Path(f"{stem}.{name}.txt").write_bytes("".join(one_line(p[side]) + "\n" for p in kept).encode())
-    return {"read": len(pairs), "kept": len(kept)}
+    return {"read": len(pairs), "kept": len(kept), "unknown": unknown}

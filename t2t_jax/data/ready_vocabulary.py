@@ -10,11 +10,10 @@ from pathlib import Path
 
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN, check_special_pieces, load_pieces, read_model
+from t2t_jax.data.tokenizer import EOS, PAD, SPACE, UNKNOWN, check_special_pieces, load_pieces, read_model
 from t2t_jax.errors import InputError
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
-_SPACE = "▁"  # SentencePiece's space; here a suffix of words, like subword-nmt's </w>
 _MIN_COUNT = 5  # characters that are in no merge become pieces from this count on; rarer ones are encoded as bytes
 
 
@@ -66,15 +65,15 @@ def model_of_merges(merges: list[tuple[str, str]], alphabet: Iterable[str] = ())
     """A SentencePiece BPE model that applies these merges in this order, like subword-nmt.
 
     The score of a piece is minus the rank of its merge, as SentencePiece merges the pair with the highest score first.
-    Pieces of a character and the end of a word have the highest score: subword-nmt starts from them. SentencePiece may
-    also merge two pieces into a third that has another merge; this has not been seen on real text.
+    Pieces of a character and the end of a word, here a space, have the highest score: subword-nmt starts from them.
+    SentencePiece may also merge two pieces into a third that has another merge; this has not been seen on real text.
     """
-    merged = ["".join(pair).replace("</w>", _SPACE) for pair in merges]
-    characters = sorted({c for piece in merged for c in piece.replace(_SPACE, "")} | set(alphabet) - {_SPACE})
-    scores = {character + _SPACE: 1.0 for character in characters}
+    merged = ["".join(pair).replace("</w>", SPACE) for pair in merges]
+    characters = sorted({c for piece in merged for c in piece.replace(SPACE, "")} | set(alphabet) - {SPACE})
+    scores = {character + SPACE: 1.0 for character in characters}
     for rank, piece in enumerate(merged, start=1):
         scores.setdefault(piece, -float(rank))
-    for character in (*characters, _SPACE):
+    for character in (*characters, SPACE):
         scores.setdefault(character, -float(len(merged) + 1))
 
     model = sentencepiece_model_pb2.ModelProto()

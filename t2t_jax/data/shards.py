@@ -11,9 +11,10 @@ import itertools
 import json
 import multiprocessing
 import os
+import socket
 import threading
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +25,10 @@ from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import Pair
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.token_store import SIDES, Sentences
+from t2t_jax.data.tokenizer import UNKNOWN
 from t2t_jax.errors import DamagedError
 from t2t_jax.progress_bar import progress_bar
+from t2t_jax.threads import available_cores
 
 SHARD_SIZE = 20_000  # pairs
 
@@ -37,6 +40,7 @@ class Encoding(NamedTuple):
     """
 
     vocabularies: Path
+    preprocess_source: Callable[[str], str]
     preprocess_target: Callable[[str], str]
     rules: cleaning.Rules
     languages: tuple[str, str]
@@ -44,17 +48,26 @@ class Encoding(NamedTuple):
     max_length: int
 
 
-def write_shards(pairs: Iterator[Pair], encoding: Encoding, folder: Path) -> list[Path]:
-    """Writes the shards that `folder` does not hold yet, on all cores; returns the paths of all shards in order."""
-    paths = []
+def write_shards(
+    texts: Iterable[Iterator[Pair]], encoding: Encoding, folder: Path, share: tuple[int, int] = (0, 1)
+) -> list[list[Path]]:
+    """Writes the shards that `folder` does not hold yet, on all cores; returns the paths of those of each text.
+
+    `share` (i, n): only every n-th shard, from number i on.
+    """
+    paths, numbers = [], itertools.count()
 
     def missing() -> Iterator[tuple[Path, list[Pair]]]:
-        for number, chunk in enumerate(chunks(pairs, SHARD_SIZE)):
-            paths.append(folder / f"shard-{number:05}.npz")
-            if paths[-1].exists():
-                bar.update(len(chunk))
-            else:
-                yield paths[-1], chunk
+        for text in texts:
+            paths.append([])
+            for chunk in chunks(text, SHARD_SIZE):
+                number = next(numbers)
+                path = folder / f"shard-{number:05}.npz"
+                paths[-1].append(path)
+                if path.exists() or number % share[1] != share[0]:
+                    bar.update(len(chunk))
+                else:
+                    yield path, chunk
 
     with progress_bar(unit=" pairs", desc="preparing") as bar:
         for count in _on_all_cores(functools.partial(_write_shard, encoding), missing()):
@@ -68,7 +81,7 @@ def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, list[Pair]]]) -> Iterat
     if len(first) < 2:
         yield from (write(*job) for job in first)
         return
-    cores = len(os.sched_getaffinity(0))
+    cores = available_cores()
     context = multiprocessing.get_context("spawn")  # not fork: the caller may have threads
     with concurrent.futures.ProcessPoolExecutor(cores, context, _end_with_parent) as pool:
         running = set()
@@ -105,9 +118,11 @@ def _write_shard(encoding: Encoding, path: Path, pairs: list[Pair]) -> int:
     rules, report = encoding.rules, cleaning.Report()
     cleaned = cleaning.clean(pairs, rules, encoding.languages, encoding.held_out, report)
     vocabularies = _vocabularies(encoding.vocabularies)
-    sources = vocabularies.source.encode_many([source for source, _ in cleaned], num_threads=1)
-    preprocessed = [encoding.preprocess_target(target) for _, target in cleaned]
-    targets = vocabularies.target.encode_many(preprocessed, num_threads=1)
+    sources, targets = vocabularies.encode_many(
+        [encoding.preprocess_source(source) for source, _ in cleaned],
+        [encoding.preprocess_target(target) for _, target in cleaned],
+        num_threads=1,
+    )
     kept, texts = [], []
     for *ids, text in zip(sources, targets, cleaned, strict=True):
         if cleaning.is_too_long(*ids, encoding.max_length):
@@ -126,7 +141,7 @@ def _write_shard(encoding: Encoding, path: Path, pairs: list[Pair]) -> int:
     ):
         arrays[name] = np.array([key(*text) for text in texts] if on else [], np.uint64)
     arrays["report"] = np.frombuffer(json.dumps(dataclasses.asdict(report)).encode(), np.uint8)
-    partial = path.with_suffix(".partial")
+    partial = path.with_suffix(f".{socket.gethostname()}-{os.getpid()}.partial")  # a requeued job may write it too
     with partial.open("wb") as file:
         np.savez(file, **arrays)
     os.replace(partial, path)
@@ -142,16 +157,20 @@ def _read_shard(path: Path, *names: str) -> Mapping[str, np.ndarray]:
         raise DamagedError(f"{path} is damaged ({error}); delete it and run again") from None
 
 
-def join_shards(shards: list[Path], vocabularies: Vocabularies, dtype: np.dtype, directory: Path) -> cleaning.Report:
-    """Writes the training files of a store: the pairs of all shards, deduplicated."""
-    report, position = cleaning.Report(), [0, 0]
+def join_shards(
+    texts: list[list[Path]], vocabularies: Vocabularies, dtype: np.dtype, directory: Path
+) -> cleaning.Report:
+    """Writes the training files of a store: the pairs of all shards of all texts, deduplicated."""
+    report, position = cleaning.Report(texts=[0] * len(texts)), [0, 0]
+    shards = [path for paths in texts for path in paths]
+    text_of_shard = [text for text, paths in enumerate(texts) for _ in paths]
     keys = {"duplicate": "exact_keys", "near_duplicate": "near_keys"}
     repeated = {rule: _repeated(shards, name) for rule, name in keys.items()}
     first = 0
     with contextlib.ExitStack() as stack:
         open_all = lambda end: [stack.enter_context((directory / f"train.{side}.{end}").open("wb")) for side in SIDES]
         ids_files, ends_files = open_all("ids"), open_all("ends")
-        for path in shards:
+        for text, path in zip(text_of_shard, shards, strict=True):
             shard = _read_shard(path)
             report.add(cleaning.Report(**json.loads(shard["report"].tobytes())))
             count = len(shard["source_lengths"])
@@ -161,6 +180,8 @@ def join_shards(shards: list[Path], vocabularies: Vocabularies, dtype: np.dtype,
                 keep &= ~drop
                 _report_repeated(report, rule, drop, shard, vocabularies)
             first += count
+            report.texts[text] += int(keep.sum())
+            report.unknown += int((_has_unknown(shard) & keep).sum())
             for side, name in enumerate(SIDES):
                 lengths = shard[f"{name}_lengths"]
                 shard[f"{name}_ids"][np.repeat(keep, lengths)].astype(dtype).tofile(ids_files[side])
@@ -168,6 +189,15 @@ def join_shards(shards: list[Path], vocabularies: Vocabularies, dtype: np.dtype,
                 ends.tofile(ends_files[side])
                 position[side] = int(ends[-1]) if len(ends) else position[side]
     return report
+
+
+def _has_unknown(shard: Mapping[str, np.ndarray]) -> np.ndarray:
+    """For each pair of a shard, whether a side has text that is not in the vocabulary."""
+    found = np.zeros(len(shard["source_lengths"]), bool)
+    for name in SIDES:
+        pair_of_id = np.repeat(np.arange(len(found)), shard[f"{name}_lengths"])
+        found[pair_of_id[shard[f"{name}_ids"] == UNKNOWN]] = True
+    return found
 
 
 def _repeated(shards: list[Path], name: str) -> np.ndarray:

@@ -10,11 +10,11 @@ Its functions must be defined at module level: they are pickled for the worker p
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from t2t_jax.data import trees
+from t2t_jax.data import treebanks, trees
 from t2t_jax.data.corpora import CORPORA, CorpusReader
 from t2t_jax.data.tokenizer import Tokenizer
 from t2t_jax.errors import InputError, choice
@@ -23,13 +23,13 @@ from t2t_jax.files import write_bytes
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "vocab.model", "source_vocab.model", "target_vocab.model"
 
 
-def _same_target(target: str) -> str:
-    return target
+def _same_text(text: str) -> str:
+    return text
 
 
-def _same_output(source: str, output: str) -> str:
+def _same_output(source: str, output: str) -> tuple[str, Mapping[str, int]]:
     del source
-    return output
+    return output, {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,20 +37,42 @@ class Task:
     """A sequence-to-sequence problem.
 
     `corpora` are the possible values of `data.corpus`; `metric` is an entry of `METRICS`
-    (t2t_jax/evaluation/metrics.py). The model is trained on `preprocess_target(target)`, such as a linearised tree.
+    (t2t_jax/evaluation/metrics.py). The model reads `preprocess_source(source)` and is trained to write
+    `preprocess_target(target)`, such as a linearised tree.
     `postprocess_output(source, output)` turns the model's detokenised output into the text that users read and that the
-    metric compares with `target`. Both functions return a single line.
+    metric compares with `target`; it also returns how often it had to make each kind of repair, nothing if the output
+    was well-formed. Both texts are a single line. `grammar` is an entry of `GRAMMARS` (t2t_jax/decoding/grammars.py),
+    by which the search can be constrained to well-formed outputs; "" if there is none.
+
+    `target_symbols`: preprocessed targets are sequences of symbols separated by single spaces. A separate target
+    vocabulary that is not a ready one then holds each symbol of the training targets whole.
     """
 
     corpora: Mapping[str, CorpusReader]
     metric: str
-    preprocess_target: Callable[[str], str] = _same_target
-    postprocess_output: Callable[[str, str], str] = _same_output
+    preprocess_target: Callable[[str], str] = _same_text
+    postprocess_output: Callable[[str, str], tuple[str, Mapping[str, int]]] = _same_output
+    grammar: str = ""
+    target_symbols: bool = False
+    preprocess_source: Callable[[str], str] = _same_text
 
+
+_PARSING = Task(
+    treebanks.TREEBANKS,
+    metric="brackets",
+    preprocess_target=trees.target_text,
+    postprocess_output=trees.output_tree,
+    grammar="trees",
+    target_symbols=True,
+)
 
 TASKS: dict[str, Task] = {
     "translation": Task(CORPORA, metric="bleu"),
-    "parsing": Task({"trees": trees.trees}, "brackets", trees.target_text, trees.output_tree),
+    "parsing": _PARSING,
+    "parsing_with_tags": dataclasses.replace(_PARSING, preprocess_target=trees.tagged_text),
+    "parsing_with_numbers": dataclasses.replace(
+        _PARSING, preprocess_source=trees.numbered_words, preprocess_target=trees.numbered_text
+    ),
 }
 
 
@@ -74,6 +96,13 @@ class Vocabularies(NamedTuple):
         if not any(path.is_file() for path in separate):
             raise InputError(f"no vocabulary {joint}; a run folder has it beside config.json")
         return cls(*map(Tokenizer, separate))
+
+    def encode_many(
+        self, sources: Sequence[str], targets: Sequence[str], num_threads: int = -1
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """The ids of the texts of both sides; `num_threads` as in `Tokenizer.encode_many`."""
+        sides = zip(self, (sources, targets), strict=True)
+        return tuple(vocabulary.encode_many(texts, num_threads) for vocabulary, texts in sides)
 
     @property
     def is_joint(self) -> bool:

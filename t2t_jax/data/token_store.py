@@ -7,11 +7,13 @@ A store is a folder, written by preparation.py, whose name holds a hash of the t
     train.{source,target}.ids   the concatenated ids of all sentences, each ended by EOS (uint16, or uint32 if a
                                 vocabulary has more than 65,536 pieces)
     train.{source,target}.ends  the end of each sentence in `.ids` (int64)
-    {dev,test}.{source,target}.txt   the held-out text, a sentence per line
+    {dev,test}.{source,target}.txt   the held-out text, a sentence per line; so is that of further test sets
 """
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE, Vocabularies
 from t2t_jax.errors import DamagedError
 from t2t_jax.files import read_object, sha256
 
-HELD_OUT = ("dev", "test")
 SIDES = ("source", "target")
 _CHUNK = 1 << 20  # sentences whose lengths are computed at a time
 
@@ -58,11 +59,11 @@ class Sentences:
         return found
 
 
-_TEXT_FILES = frozenset(
-    [f"train.{side}.{part}" for side in SIDES for part in ("ids", "ends")]
-    + [f"{split}.{side}.txt" for split in HELD_OUT for side in SIDES]
-)
-_FILES = _TEXT_FILES | {JOINT_FILE}, _TEXT_FILES | {SOURCE_FILE, TARGET_FILE}
+def _file_sets(held_out: Iterable[str]) -> tuple[set[str], set[str]]:
+    """The files of a store with these dev and test sets: with a joint vocabulary, and with two."""
+    texts = {f"train.{side}.{part}" for side in SIDES for part in ("ids", "ends")}
+    texts |= {f"{split}.{side}.txt" for split in ("dev", "test", *held_out) for side in SIDES}
+    return texts | {JOINT_FILE}, texts | {SOURCE_FILE, TARGET_FILE}
 
 
 def _checked_manifest(directory: Path) -> dict[str, Any]:
@@ -71,9 +72,11 @@ def _checked_manifest(directory: Path) -> dict[str, Any]:
     try:
         manifest = read_object(directory / "manifest.json")
         sums = manifest["sha256"]
-        if sums.keys() not in _FILES:
+        if sums.keys() not in _file_sets(manifest["held_out"]):
             raise DamagedError(f"it names {', '.join(sorted(sums)) or 'no files'}")
-    except (DamagedError, AttributeError, KeyError) as error:
+        if not all(re.fullmatch(r"\w+", split) for split in manifest["held_out"]):
+            raise DamagedError("a name of a test set is not a word")
+    except (DamagedError, AttributeError, KeyError, TypeError) as error:
         raise DamagedError(f"{directory / 'manifest.json'} is damaged ({error}); {again}") from None
     for name, expected in sums.items():
         path = directory / name
@@ -83,9 +86,12 @@ def _checked_manifest(directory: Path) -> dict[str, Any]:
 
 
 class TokenStore:
-    """A complete store; opening it verifies the checksum of every file."""
+    """A complete store; opening it verifies the checksum of every file.
 
-    def __init__(self, directory: Path):
+    `texts` are the names and weights of its training texts, if it is a mixture (mixture.py).
+    """
+
+    def __init__(self, directory: Path, texts: Sequence[tuple[str, float]] = ()):
         self.directory = directory
         manifest = _checked_manifest(directory)
         self.vocabularies = Vocabularies.open(directory)
@@ -94,20 +100,39 @@ class TokenStore:
         self.held_out_counts = manifest["held_out"]
         dtype = np.dtype(manifest["dtype"])
         self.source, self.target = (Sentences.open(directory / f"train.{side}", dtype) for side in SIDES)
-        self.fingerprint = hashlib.sha256(json.dumps(manifest["sha256"], sort_keys=True).encode()).hexdigest()
+        self._texts, self.weights = texts, [weight for _, weight in texts]
+        identity = json.dumps(manifest["sha256"], sort_keys=True)
+        if self.is_mixture:
+            identity += json.dumps([self.report.texts, self.weights])
+        self.fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the pairs of some training texts occur more often than those of others."""
+        return any(weight != 1 for weight in self.weights)
+
+    @property
+    def test_sets(self) -> list[str]:
+        """The names of the test sets, 'test' first."""
+        return [split for split in self.held_out_counts if split != "dev"]
 
     def held_out(self, split: str) -> tuple[list[str], list[str]]:
-        """Source and reference sentences of 'dev' or 'test'."""
+        """Source and reference sentences of 'dev' or of a test set."""
         paths = (self.directory / f"{split}.{side}.txt" for side in SIDES)
         return tuple(path.read_text("utf-8").split("\n")[:-1] for path in paths)
 
     def describe(self) -> str:
         """A summary for people: what the store holds and what was dropped."""
         lines = [str(self.report)]
+        if self._texts:
+            for (name, weight), size in zip(self._texts, self.report.texts, strict=True):
+                lines.append(f"  {size:>12,} of {name}, weight {weight:g}")
         for split, counts in self.held_out_counts.items():
             beyond = counts["read"] - counts["kept"]
             left_out = f"; {beyond:,} beyond data.heldout_max_length are not part of it" if beyond else ""
-            lines.append(f"{counts['kept']:,} {split} pairs{left_out}")
+            unknown = counts.get("unknown", 0)  # earlier stores lack it
+            outside = f"; {unknown:,} with text that is not in the vocabulary" if unknown else ""
+            lines.append(f"{counts['kept']:,} {split} pairs{left_out}{outside}")
         lines.append(f"{self._describe_vocabularies()}; {self.directory}")
         return "\n".join(filter(None, [*lines, self._corpus_table]))
 

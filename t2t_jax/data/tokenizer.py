@@ -5,9 +5,11 @@ Ids: 0 is padding and the start symbol, 1 EOS, 2 unknown (never produced by mode
 
 import hashlib
 import io
+import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -19,6 +21,9 @@ from t2t_jax.errors import InputError
 from t2t_jax.files import single_line
 
 PAD, EOS, UNKNOWN = 0, 1, 2
+SPACE = "▁"  # SentencePiece's mark at the beginning of a word or, in some vocabularies, at its end
+_NUM_SPECIAL = 3
+_RESERVED = re.compile("<pad>|</s>|<unk>|" + SPACE)  # pieces and spaces
 _LONGEST = 1024  # subwords
 MOST_BYTES = 1 << 24  # bytes of a SentencePiece file; 250,000 pieces take 5 million
 _LONGEST_REPLACEMENT = 1024  # bytes that normalisation may put in place of one character; NFKC needs 33
@@ -46,27 +51,63 @@ def train_vocabulary(
     of the text whose characters are pieces; the remaining, rare ones are encoded as bytes. `replace` holds
     normalisation rules, from single characters to strings, for training and for encoding. Errors call the size `field`.
     """
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+        rules.write("".join(f"{_codes(old)}\t{_codes(new)}\n" for old, new in (replace or {}).items()))
+        rules.flush()
+        options = {"normalization_rule_tsv": rules.name} if replace else {"normalization_rule_name": "identity"}
+        return _train(
+            sentences,
+            vocab_size,
+            field,
+            model_type=kind,
+            byte_fallback=byte_fallback,
+            character_coverage=character_coverage,
+            **options,
+        )
+
+
+def train_symbols(sentences: Iterable[str], vocab_size: int, *, field: str = "data.vocab_size") -> bytes:
+    """The contents of the file of a SentencePiece model whose pieces are the symbols of the sentences.
+
+    Symbols are separated by single spaces. `vocab_size` is the largest number of pieces, padding, EOS and unknown
+    included. Text → ids → text is the identity for these symbols.
+    """
+    symbols = sorted({symbol for sentence in sentences for symbol in sentence.split(" ")})
+    if reserved := next(filter(_RESERVED.search, symbols), None):
+        raise InputError(
+            f"data.train: {reserved!r} is a symbol of the targets; rename it: {_RESERVED.pattern} are reserved"
+        )
+    if (needed := len(symbols) + _NUM_SPECIAL) > vocab_size:
+        raise InputError(
+            f"{field}={vocab_size}: the training targets have {len(symbols):,} symbols; with padding, EOS and unknown "
+            f"they need {field}={needed} or more"
+        )
+    return _train(
+        symbols,
+        needed,
+        field,
+        model_type="word",
+        use_all_vocab=True,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+    )
+
+
+def _train(sentences: Iterable[str], vocab_size: int, field: str, **options: Any) -> bytes:
     model = io.BytesIO()
     try:
-        with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
-            rules.write("".join(f"{_codes(old)}\t{_codes(new)}\n" for old, new in (replace or {}).items()))
-            rules.flush()
-            options = {"normalization_rule_tsv": rules.name} if replace else {"normalization_rule_name": "identity"}
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=iter(sentences),
-                model_writer=model,
-                model_type=kind,
-                vocab_size=vocab_size,
-                byte_fallback=byte_fallback,
-                character_coverage=character_coverage,
-                **options,
-                max_sentence_length=1 << 20,
-                pad_id=PAD,
-                eos_id=EOS,
-                unk_id=UNKNOWN,
-                bos_id=-1,
-                minloglevel=2,
-            )
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            vocab_size=vocab_size,
+            **options,
+            max_sentence_length=1 << 20,
+            pad_id=PAD,
+            eos_id=EOS,
+            unk_id=UNKNOWN,
+            bos_id=-1,
+            minloglevel=2,
+        )
     except (RuntimeError, ValueError) as error:
         raise InputError(f"{field}={vocab_size}: {_reason(error)}") from None
     return model.getvalue()

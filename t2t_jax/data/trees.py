@@ -1,4 +1,4 @@
-"""§6.3: constituency trees: reading treebanks, trees ⇄ token sequences, and repair of malformed sequences.
+"""§6.3: constituency trees: reading bracketed trees, trees ⇄ token sequences, and repair of malformed sequences.
 
 The model reads the words of a sentence and writes its tree without them, depth first (Vinyals et al., 2015):
 
@@ -7,35 +7,39 @@ The model reads the words of a sentence and writes its tree without them, depth 
 `(L` opens a constituent L, `)L` closes it, and XX stands for the next word, or its part-of-speech tag with
 `tags=True`. The root TOP is left out. `rebuild` is the exact inverse, and makes a tree over exactly the given words of
 any other sequence of tokens.
+
+Words may be numbered on both sides, so that a decoder need not count them to know which one comes next:
+
+    #0 I #1 sleep #2 .   →   (S (NP #0 PRP )NP (VP #1 VBP )VP #2 . )S
 """
 
 import collections
 import dataclasses
-import functools
-import gzip
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line
+from t2t_jax.data.corpora import one_line
 from t2t_jax.errors import InputError
-from t2t_jax.files import existing_file, read_lines, sha256
 
 ROOT, ANY_TAG = "TOP", "XX"
 _ROOTS = ("", "TOP", "ROOT", "S1")  # what treebanks call the root
 _TRACE = "-NONE-"  # the tag of traces and other empty elements
-_DEEPEST = 200  # nested constituents; the deepest tree of the Penn Treebank has fewer than 50
+DEEPEST = 198  # nested constituents below the root; the deepest tree of the Penn Treebank has fewer than 50
+NUMBERS = 64  # numbers of words; the 65th word is #0 again, so that sentences may have any length
+UNKNOWN_TOKEN = "⁇"  # SentencePiece's text of the unknown piece
 _TOKEN = re.compile(r"[()]|[^\s()]+", flags=re.ASCII)
+_NUMBER = re.compile("#([0-9]+)")
 
 # Repairs that `rebuild` counts.
 REPAIRS = (
-    "unknown_token",  # a bracket without a label
+    "unknown_token",  # a bracket without a label, or what is not in the vocabulary: dropped
     "unmatched_closing",  # closes no open constituent: dropped
     "unclosed",  # closed where an outer constituent is closed, or at the end
     "missing_word",  # words beyond the last leaf: put into the innermost open constituent
     "surplus_word",  # leaves beyond the last word: dropped
     "empty",  # constituents without words: dropped
-    "too_deep",  # constituents nested deeper than `_DEEPEST`: dropped
+    "too_deep",  # constituents nested deeper than `DEEPEST`: dropped
 )
 
 
@@ -75,8 +79,8 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
         for token in _TOKEN.findall(line):
             where = f"{name}, line {number}"
             if token == "(":
-                if len(stack) == _DEEPEST:
-                    raise InputError(f"{where}: constituents are nested deeper than {_DEEPEST}; is a bracket missing?")
+                if len(stack) == DEEPEST + 2:  # with the root and a word
+                    raise InputError(f"{where}: constituents are nested deeper than {DEEPEST}; is a bracket missing?")
                 stack.append(_Open(None, line=number))
             elif not stack:
                 raise InputError(f"{where}: {token!r} stands outside of all brackets; a tree begins with (")
@@ -161,7 +165,10 @@ def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
 
 
 def rebuild(tokens: Sequence[str], sentence: Sequence[str]) -> tuple[Tree, collections.Counter[str]]:
-    """The tree over the words of `sentence` that the tokens mean, and how often each of `REPAIRS` was needed."""
+    """The tree over the words of `sentence` that the tokens mean, and how often each of `REPAIRS` was needed.
+
+    Numbers of words mean nothing here.
+    """
     stack, repairs, leaves = [_Open(ROOT)], collections.Counter(), 0
 
     def close() -> None:
@@ -173,10 +180,12 @@ def rebuild(tokens: Sequence[str], sentence: Sequence[str]) -> tuple[Tree, colle
 
     for token in tokens:
         label = token[1:]
-        if token in ("(", ")"):
+        if number_of(token) is not None:
+            continue
+        if token in ("(", ")", UNKNOWN_TOKEN):
             repairs["unknown_token"] += 1
         elif token.startswith("("):
-            if len(stack) < _DEEPEST:
+            if len(stack) <= DEEPEST:  # with the root
                 stack.append(_Open(label))
             else:
                 repairs["too_deep"] += 1
@@ -209,27 +218,42 @@ def target_text(tree: str) -> str:
     return " ".join(linearize(parse(tree)))
 
 
-def output_tree(sentence: str, output: str) -> str:
-    """The bracketed tree over a sentence that the model's output means (`Task.postprocess_output`)."""
-    tree, _ = rebuild(output.split(), [word for word in one_line(sentence).split(" ") if word])
-    return bracketed(tree) if tree.children else ""
+def tagged_text(tree: str) -> str:
+    """`target_text` with the part-of-speech tags of the words in place of XX (`Task.preprocess_target`)."""
+    return " ".join(linearize(parse(tree), tags=True))
 
 
-def trees(languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str) -> Corpus:
-    """Your own treebanks: `data.train`, `data.dev` and `data.test` are files of bracketed trees (.gz or not)."""
-    del directory, archives  # nothing to download
-    wanted = "give a file of bracketed trees"
-    paths = {split: existing_file(f"data.{split}", prefixes[split], wanted) for split in SPLITS}
-    splits = {split: functools.partial(read_pairs, path, f"data.{split}: {path}") for split, path in paths.items()}
-    return Corpus("trees", languages, splits, {split: sha256(path) for split, path in paths.items()})
+def numbered_text(tree: str) -> str:
+    """`tagged_text` with the number of each word before its tag (`Task.preprocess_target`)."""
+    numbers = _numbers()
+    return " ".join(
+        token if token.startswith(("(", ")")) else f"{next(numbers)} {token}"
+        for token in linearize(parse(tree), tags=True)
+    )
 
 
-def read_pairs(path: Path, name: str) -> Iterator[Pair]:
-    """(sentence, bracketed tree) of each tree in a file; refuses one without trees."""
-    is_empty = True
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        for tree in read_trees(read_lines(file, name), name):
-            is_empty = False
-            yield " ".join(words(tree)), bracketed(tree)
-    if is_empty:
-        raise InputError(f"{name}: holds no tree")
+def numbered_words(sentence: str) -> str:
+    """The sentence with the number of each word before it (`Task.preprocess_source`)."""
+    return " ".join(f"{number} {word}" for number, word in zip(_numbers(), words_of(sentence), strict=False))
+
+
+def _numbers() -> Iterator[str]:
+    """#0, #1, …, #63, #0, …"""
+    return itertools.cycle(f"#{number}" for number in range(NUMBERS))
+
+
+def number_of(token: str) -> int | None:
+    """The number that a token like #3 is, or None."""
+    found = _NUMBER.fullmatch(token)
+    return int(found[1]) if found else None
+
+
+def words_of(sentence: str) -> list[str]:
+    """The words of a tokenised sentence: what spaces separate."""
+    return [word for word in one_line(sentence).split(" ") if word]
+
+
+def output_tree(sentence: str, output: str) -> tuple[str, Mapping[str, int]]:
+    """The bracketed tree over a sentence that the model's output means, and the repairs (`Task.postprocess_output`)."""
+    tree, repairs = rebuild(output.split(), words_of(sentence))
+    return bracketed(tree) if tree.children else "", repairs

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import gzip
 import html
-import http.client
 import itertools
 import locale
 import os
@@ -23,11 +22,12 @@ import shutil
 import sys
 import tarfile
 import tempfile
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from t2t_jax.data.downloads import base_name, download_folders, downloaded
+from t2t_jax.data.tfds_corpora import read_pairs
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.files import folder_lock, read_object, sha256, write_object
 from t2t_jax.progress_bar import progress_bar
@@ -36,7 +36,6 @@ _SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # our name â†
 _HELD_OUT_PAIRS = {"dev": 3_000, "test": 3_003}  # newstest2013 and newstest2014
 _FILTERED_TEST_PAIRS = 2_737
 _TRAIN_PAIRS = {"de": 4_508_785, "fr": 40_836_715}
-_READ_AHEAD = 1000  # pairs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,17 +52,9 @@ class Prepared:
         Training text is unchanged; in the held-out sets, which are SGML, character entities are unescaped.
         """
         import tensorflow_datasets as tfds
-        from tensorflow_datasets.proto import tf_example_pb2
 
-        # Parsing the records here is more than twice as fast as the generic decoder.
-        source = tfds.builder_from_directory(self.directory).as_data_source(
-            _SPLITS[split], deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
-        )
-        text = (lambda raw: raw.decode()) if split == "train" else (lambda raw: unescape(raw.decode()))
-        for first in range(0, len(source), _READ_AHEAD):
-            for record in source.__getitems__(range(first, min(first + _READ_AHEAD, len(source)))):
-                sides = tf_example_pb2.Example.FromString(record).features.feature
-                yield tuple(text(sides[language].bytes_list.value[0]) for language in languages)
+        pairs = read_pairs(tfds.builder_from_directory(self.directory), _SPLITS[split], languages)
+        return pairs if split == "train" else (tuple(map(unescape, pair)) for pair in pairs)
 
 
 def unescape(text: str) -> str:
@@ -79,7 +70,6 @@ def prepare(foreign: str, directory: Path, archives: str) -> Prepared:
     root = directory / "tensorflow_datasets"
     final = root / "wmt14_translate" / f"{foreign}-en" / "1.0.0"
     if not final.exists():
-        root.mkdir(parents=True, exist_ok=True)
         with folder_lock(root):
             if not final.exists():
                 _prepare(foreign, final, directory / "downloads", archives)
@@ -91,13 +81,7 @@ def prepare(foreign: str, directory: Path, archives: str) -> Prepared:
 def _prepare(foreign: str, final: Path, downloads: Path, archives: str) -> None:
     if codecs.lookup(locale.getpreferredencoding(False)).name != "utf-8":
         raise InputError("the locale's encoding must be UTF-8, or the test set would be misread; set PYTHONUTF8=1")
-    folders = [downloads]
-    if archives:
-        folders.insert(0, Path(archives).expanduser())
-        if not folders[0].is_dir():
-            raise InputError(
-                f"data.archives={archives}: no such folder; name the one that has the archives, or leave it empty"
-            )
+    folders = download_folders(downloads, archives)
     root = final.parents[2]
     for left in root.glob(".unfinished-*"):  # by a killed process; the file lock excludes running ones
         shutil.rmtree(left)
@@ -182,14 +166,9 @@ class Archives:
         return paths
 
     def _checked(self, url: str) -> Path:
-        info, name = self._url_infos[url], base_name(url)
-        found = [folder / name for folder in self._folders if (folder / name).is_file()]
-        path = found[0] if found else download(url, self._folders[-1] / name, int(info.size))
-        if (size := path.stat().st_size) != info.size:
-            raise DamagedError(f"{path}: {size:,} bytes, expected {info.size:,}; replace it by {url}")
-        if (checksum := sha256(path)) != info.checksum:
-            raise DamagedError(f"{path}: sha256 is {checksum}, expected {info.checksum}; replace it by {url}")
-        self.downloaded_size += size
+        info = self._url_infos[url]
+        path = downloaded(url, int(info.size), info.checksum, self._folders)
+        self.downloaded_size += int(info.size)
         return path
 
     def _unpack(self, path: Path, checksum: str) -> Path:
@@ -201,33 +180,6 @@ class Archives:
         except (tarfile.TarError, EOFError) as error:
             raise DamagedError(f"{path}: not an archive that can be unpacked ({error})") from None
         return folder
-
-
-def base_name(url: str) -> str:
-    """The file name of an archive."""
-    return url.rsplit("/", 1)[-1]
-
-
-def download(url: str, path: Path, size: int) -> Path:
-    """Downloads the `size` bytes at `url` to `path`, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    advice = f"check the network, or put {path.name} into a folder and name that in data.archives"
-    try:
-        with (
-            urllib.request.urlopen(url, timeout=60) as response,
-            partial.open("wb") as file,
-            progress_bar(total=size, unit="B", desc=path.name) as bar,
-        ):
-            while block := response.read(1 << 20):
-                file.write(block)
-                bar.update(len(block))
-    except (OSError, http.client.HTTPException) as error:
-        raise InputError(f"data.corpus: could not download {url} ({error}); {advice}") from None
-    if (found := partial.stat().st_size) != size:
-        raise InputError(f"data.corpus: {url} gave {found:,} of {size:,} bytes; {advice}")
-    os.replace(partial, path)
-    return path
 
 
 def _url_infos() -> dict[str, Any]:

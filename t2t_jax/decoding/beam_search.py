@@ -4,9 +4,9 @@ The search does not depend on the model: `step(tokens, positions, cache)` return
 token, and `reorder(cache, parents)` the cache after hypotheses have become continuations of others. `W` is the beam
 width.
 
-`beam_search` searches a whole batch. Its parts serve continuous batching: `start` makes an empty `Search`, `admit` puts
-new sentences into some of its rows, `advance` takes steps, `results` returns the hypotheses, `resize` changes the
-number of tokens there is memory for.
+`beam_search` searches a whole batch. Its parts serve continuous batching: `start` makes a `Search` before its first
+step, `where_rows` puts new sentences into some rows of another one, `advance` takes steps, `results` returns the
+hypotheses, `resize` changes the number of tokens there is memory for.
 """
 
 import functools
@@ -25,7 +25,6 @@ from t2t_jax.decoding.search_state import (
     NEG_INF,
     Hypotheses,
     Search,
-    admit,
     append_tokens,
     gather_hypotheses,
     length_penalty,
@@ -39,7 +38,6 @@ __all__ = [
     "Hypotheses",
     "Search",
     "SearchOptions",
-    "admit",
     "advance",
     "beam_search",
     "gather_hypotheses",
@@ -47,6 +45,7 @@ __all__ = [
     "resize",
     "results",
     "start",
+    "where_rows",
 ]
 
 Cache = Any
@@ -63,6 +62,7 @@ def beam_search(
     max_steps: int,
     prefixes: Int[Array, "B P"] | None = None,
     seeds: Int[Array, " B"] | None = None,
+    features: Int[Array, "B F"] | None = None,
     reorder: Reorder = gather_hypotheses,
     eos: int = 1,
 ) -> Hypotheses:
@@ -73,10 +73,11 @@ def beam_search(
 
     A sentence stops at its length limit, or earlier once no alive hypothesis can still enter the `n_best`, even if all
     further tokens had probability 1 and the constraint's largest bonus (`_upper_bound`). So stopping early never
-    changes the result. If no hypothesis of a sentence has finished, its alive ones are returned. The result for a
-    sentence does not depend on the other sentences in the batch. `max_steps` is a static upper bound of `max_lengths`.
+    changes the result, unless `options.early_stop` is another rule than 'exact'. If no hypothesis of a sentence has
+    finished, its alive ones are returned. The result for a sentence does not depend on the other sentences in the
+    batch. `max_steps` is a static upper bound of `max_lengths`.
     """
-    search = start(max_lengths, options, max_steps, prefixes, seeds)
+    search = start(max_lengths, options, max_steps, prefixes, seeds, features)
     search, _ = advance(step, reorder, search, cache, options, max_steps=max_steps, min_running=1, eos=eos)
     return results(search, options)
 
@@ -151,10 +152,10 @@ def _extend(
     counts = jnp.zeros((len(logits), logits.shape[-1]))
     extended, parents = [], []
     for group in range(options.groups):
-        beams = _slice(group, options.group_size)
-        members = _group_members(search, beams, _slice(group, options.finished_per_group))
+        members = _group_members(search, group, options)
+        distribution = next_tokens.of(_slice(group, options.group_size))
         penalty = options.diversity * counts if group else None
-        members, group_parents = _extend_group(members, next_tokens.of(beams), penalty, options, eos)
+        members, group_parents = _extend_group(members, distribution, penalty, options, eos)
         is_alive = (members.alive.log_probs > NEG_INF).astype(counts.dtype)
         counts = counts.at[jnp.arange(len(counts))[:, None], members.last_tokens].add(is_alive)
         extended.append(members)
@@ -166,19 +167,22 @@ def _slice(group: int, size: int) -> slice:
     return slice(group * size, (group + 1) * size)
 
 
-def _group_members(search: Search, beams: slice, finished: slice) -> Search:
+def _group_members(search: Search, group: int, options: SearchOptions) -> Search:
     """One group of hypotheses as a separate search."""
-    part = lambda tree, columns: jax.tree.map(lambda x: x[:, columns], tree)
+    part = lambda tree, size: jax.tree.map(lambda x: x[:, _slice(group, size)], tree)
     return search._replace(
-        alive=part(search.alive, beams), penalties=part(search.penalties, beams), best=part(search.best, finished)
+        alive=part(search.alive, options.group_size),
+        penalties=part(search.penalties, options.group_size),
+        best=part(search.best, options.finished_per_group),
+        num_finished=part(search.num_finished, 1),
     )
 
 
 def _join_groups(search: Search, groups: list[Search]) -> Search:
     """`search` one step later, from its groups."""
     join = lambda *parts: jnp.concatenate(parts, axis=1)
-    per_hypothesis = ("alive", "penalties", "best", "last_tokens")
-    joined = {name: jax.tree.map(join, *(getattr(group, name) for group in groups)) for name in per_hypothesis}
+    of_groups = ("alive", "penalties", "best", "last_tokens", "num_finished")
+    joined = {name: jax.tree.map(join, *(getattr(group, name) for group in groups)) for name in of_groups}
     lengths = search.lengths + 1
     can_improve = functools.reduce(jnp.logical_or, (group.running for group in groups))
     running = search.running & can_improve & (lengths < search.max_lengths)
@@ -213,11 +217,24 @@ def _extend_group(
     alive, parents, tokens, penalised = gather_hypotheses((extended, parents, tokens, penalised), order)
     exists = alive.log_probs > NEG_INF
     penalties = jnp.where(exists, alive.log_probs - penalised, 0.0)
-    bound = _upper_bound(jnp.where(exists, penalised, NEG_INF).max(axis=1), lengths + 1, search.max_lengths, options)
-    score_to_beat = NEG_INF if options.sampling else best.scores[:, -1]
-    running = bound > score_to_beat
-    extended = search._replace(alive=alive, penalties=penalties, best=best, last_tokens=tokens, running=running)
-    return extended, parents
+    finished_in_beam = ended.scores[:, : options.group_size] > NEG_INF
+    num_finished = search.num_finished + finished_in_beam.sum(axis=1, keepdims=True)
+    search = search._replace(alive=alive, penalties=penalties, best=best, last_tokens=tokens, num_finished=num_finished)
+    best_alive = jnp.where(exists, penalised, NEG_INF).max(axis=1)
+    return search._replace(running=_can_improve(search, best_alive, options)), parents
+
+
+def _can_improve(search: Search, best_alive: Float[Array, " B"], options: SearchOptions) -> Bool[Array, " B"]:
+    """Whether to go on by the rule `options.early_stop`; `best_alive` is the best penalised log-probability."""
+    lengths = search.lengths + 1
+    if options.sampling:
+        return best_alive > NEG_INF
+    if options.early_stop == "best_finished":
+        return best_alive / length_penalty(lengths, options.alpha) > search.best.scores[:, -1]
+    can_improve = _upper_bound(best_alive, lengths, search.max_lengths, options) > search.best.scores[:, -1]
+    if options.early_stop == "beam_full":
+        can_improve &= search.num_finished[:, 0] < options.group_size
+    return can_improve
 
 
 def _upper_bound(
@@ -254,7 +271,7 @@ def _next_tokens(search: Search, logits: Float[Array, "B W vocab"], options: Sea
 
 
 def _logits_processors(search: Search, options: SearchOptions, eos: int) -> list[constraints.LogitsProcessor]:
-    processors = [options.constraint] if options.constraint else []
+    processors = [_of_sentences(options.constraint, search)] if options.constraint else []
     if options.no_repeat_ngram:
         processors.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
     if search.prefixes.shape[1]:
@@ -262,6 +279,15 @@ def _logits_processors(search: Search, options: SearchOptions, eos: int) -> list
     if options.sampling and options.min_length:  # beam search forbids an early EOS among its candidates
         processors.append(constraints.forbid_early_eos(options.min_length, eos))
     return processors
+
+
+def _of_sentences(
+    constraint: constraints.Constraint | constraints.LogitsProcessor, search: Search
+) -> constraints.LogitsProcessor:
+    """The constraint as a function of tokens alone."""
+    if getattr(constraint, "features", None) is None:
+        return constraint
+    return functools.partial(constraint, max_lengths=search.max_lengths, features=search.features)
 
 
 def _sampled_candidates(log_probs: Float[Array, "B W vocab"], sampling: Sampling, search: Search) -> _Candidates:

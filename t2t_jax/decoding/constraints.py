@@ -9,10 +9,12 @@ traces it, so it must not use Python `if` on array values. To forbid a token:
         return log_probs.at[..., forbidden_id].set(-jnp.inf)
 
     translator.translate(sentences, constraint=Constraint(forbid, largest_bonus=0.0))
+
+One that depends on the source sentence is a `Constraint` with `features`.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -30,17 +32,21 @@ class Constraint:
     """A logits processor, and the most (in nats) that it ever adds to a log-probability: 0 if it only forbids tokens.
 
     Beam search needs this bound to stop early; with a bare function it runs to the length limit.
+
+    `features(sentence)` are a fixed number of integers that the function needs to know of a source sentence, as the
+    model reads it. It is then also given `features` `[B, F]` and `max_lengths` `[B]`, the limits in tokens with EOS.
     """
 
-    function: LogitsProcessor
+    function: Callable[..., Float[Array, "B W vocab"]]
     largest_bonus: float
+    features: Callable[[str], Sequence[int]] | None = None
 
     def __post_init__(self):
         if not self.largest_bonus >= 0:
             raise InputError(f"largest_bonus must be at least 0; got {self.largest_bonus}")
 
-    def __call__(self, *arguments: Array) -> Array:
-        return self.function(*arguments)
+    def __call__(self, *arguments: Array, **of_sentences: Array) -> Array:
+        return self.function(*arguments, **of_sentences)
 
 
 def forbid_early_eos(min_length: int, eos: int) -> Constraint:

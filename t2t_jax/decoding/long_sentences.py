@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-from t2t_jax.data.tokenizer import EOS
+from t2t_jax.data.tokenizer import EOS, SPACE
 
 _SENTENCE_ENDS = (".", "!", "?", "…", ":", ";")
 _FULL_WIDTH_ENDS = ("。", "！", "？")  # in scripts without spaces
-_SPACE = "▁"  # SentencePiece's mark at the beginning of a word or, in some vocabularies, at its end
 
 
 def cut(ids: Sequence[int], piece_of: Callable[[int], str], length: int) -> list[list[int]]:
@@ -26,10 +25,10 @@ def cut(ids: Sequence[int], piece_of: Callable[[int], str], length: int) -> list
 
 def _quality(before: str, after: str) -> int:
     """How good a cut between two subwords is, from 0 to 3."""
-    text = before.strip(_SPACE)
+    text = before.strip(SPACE)
     if text.endswith(_FULL_WIDTH_ENDS):
         return 3
-    if after.startswith(_SPACE) or before.endswith(_SPACE):
+    if after.startswith(SPACE) or before.endswith(SPACE):
         return 3 if text.endswith(_SENTENCE_ENDS) else 2
     return 0 if _is_inside_character(after) else 1
 

@@ -1,16 +1,20 @@
 """§6.1: continuous batching: many sentences through one search; finished rows are refilled while the others go on.
 
-Sentences are bucketed by source length. The batch of a bucket has a fixed number of rows. The device decodes until an
-eighth of them have finished; the host then reads their results and refills these rows with the next sentences, so that
-short translations do not wait for long ones.
+Sentences are bucketed by source length. The batch of a bucket has a fixed number of rows. The host sends windows of
+encoded sources to the device, which admits them to the rows that become free, so that short translations do not wait
+for long ones. The host is needed again when the window is used up, or when the KV cache is full and must be enlarged.
+
+On CPU several searches take their windows from the same queue, each in a thread: most operations of a decoding step are
+too small for more than one core.
 
 All array shapes come from a few shape buckets, each compiled once, when it is first needed: bucket lengths of sources
-and capacities for target tokens double, numbers of rows quadruple.
+and capacities for target tokens double, numbers of rows double or quadruple.
 """
 
 import collections
+import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,15 +26,22 @@ from jaxtyping import Array, Bool, Float, Int
 from t2t_jax import sharding
 from t2t_jax.decoding import beam_search
 from t2t_jax.decoding.beam_search import Hypotheses, Search, SearchOptions
-from t2t_jax.model.kv_cache import admit_to_cache, reorder_cache, resize_cache
+from t2t_jax.model.kv_cache import SourceCache, admit_to_cache, reorder_cache, resize_cache
 from t2t_jax.model.transformer import Transformer
+from t2t_jax.threads import available_cores, in_threads
 
-_SHORTEST_BUCKET = 16  # subwords of the source; longer buckets double
+_SHORTEST_BUCKET = 16  # subwords of the source, or capacity for target tokens; longer buckets double
 _LINEAR_FROM = 1024  # bucket lengths above this do not double: they are its multiples
-_SMALLEST_CAPACITY = 32  # target tokens; larger capacities double
-_MAX_ROWS = 64  # on each device, as are the next two
-_SOURCE_POSITIONS = 2048  # rows × source length
-_HYPOTHESIS_POSITIONS = 16 * _SOURCE_POSITIONS  # rows × source length × beam width: wide beams have fewer rows
+# By platform, on each device: the most rows; the most source positions (rows × source length), of which wide beams
+# have fewer: rows × source length × beam width is at most 16 times as many. A step on a GPU takes its time to launch.
+_MOST = {"cpu": (64, 2048)}
+_MOST_ELSEWHERE = (512, 16_384)
+# On CPU, where each row of a batch takes its time even when it has finished: (rows, the most sentences for them).
+_CPU_ROWS = ((1, 1), (4, 6), (8, 12), (16, 127))
+# The hypotheses of a search on a CPU device, by the smallest d_model: more are no faster, but fill its caches.
+_CPU_HYPOTHESES = ((256, 64), (0, 32))
+_FEWEST_ROWS = 4  # of a search, however wide its beam; there is a second search for more sentences than these
+_MOST_SEARCHES = 8  # at a time: each has its own KV cache
 
 
 class Ensemble(NamedTuple):
@@ -41,31 +52,76 @@ class Ensemble(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A sentence to translate, with the limit and the forced beginning of its target tokens, and its sampling seed."""
+    """A sentence to translate, with the limit and the forced beginning of its target tokens, and its sampling seed.
+
+    `features` is what the constraint knows of it, as many integers for each sentence.
+    """
 
     ids: Sequence[int]
     max_length: int
     prefix: Sequence[int] = ()
     seed: int = 0
+    features: Sequence[int] = ()
 
 
 class State(NamedTuple):
-    """The search of all rows, and the KV cache of each model."""
+    """The search of all rows, the KV cache of each model, and the index of the request in each row (−1: free)."""
 
     search: Search
     caches: tuple[Any, ...]
+    owners: Int[Array, " B"]
+
+    @property
+    def occupied(self) -> Bool[Array, " B"]:
+        """True for rows that have a request."""
+        return self.owners >= 0
+
+    @property
+    def longest(self) -> Int[Array, ""]:
+        """Tokens of the longest hypothesis in an occupied row."""
+        return jnp.where(self.occupied, self.search.lengths, 0).max()
+
+
+class Window(NamedTuple):
+    """Encoded sentences that wait to be admitted, and their requests; the first `count` are valid."""
+
+    source: tuple[SourceCache, ...]  # of each model
+    owners: Int[Array, " Q"]  # indices of the requests
+    max_lengths: Int[Array, " Q"]
+    prefixes: Int[Array, "Q P"]
+    seeds: Int[Array, " Q"]
+    features: Int[Array, "Q F"]
+    count: Int[Array, ""]
+
+
+class Finished(NamedTuple):
+    """The results of finished sentences and the indices of their requests; the first `count` are valid."""
+
+    owners: Int[Array, " N"]
+    hypotheses: Hypotheses
+    count: Int[Array, ""]
 
 
 def search_all(
     ensemble: Ensemble, requests: Sequence[Request], options: SearchOptions, mesh: Mesh
 ) -> Iterator[tuple[int, Hypotheses]]:
     """(index of the request, its hypotheses `[W, …]` as NumPy arrays), in the order in which the searches finish."""
+    searches = []  # generators, which free their memory when they end
+    for source_length, indices in by_bucket([len(request.ids) for request in requests]):
+        count = num_searches(len(indices), mesh)
+        window = bucket_rows(source_length, -(-len(indices) // count), mesh, options.width)
+        queue = collections.deque(sorted(((i, requests[i]) for i in indices), key=lambda item: -item[1].max_length))
+        search = functools.partial(_ContinuousBatch, ensemble, source_length, window, queue, options, mesh)
+        searches += [search().run() for _ in range(count)]
+    yield from in_threads(searches, num_searches(len(requests), mesh))
+
+
+def by_bucket(lengths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """(bucket length, indices of the sentences in the bucket), the longest bucket first."""
     buckets = collections.defaultdict(list)
-    for index, request in enumerate(requests):
-        buckets[bucket_length(len(request.ids))].append((index, request))
-    for source_length in sorted(buckets, reverse=True):
-        rows = bucket_rows(source_length, len(buckets[source_length]), mesh, options.width)
-        yield from _ContinuousBatch(ensemble, source_length, rows, buckets[source_length], options, mesh).run()
+    for index, length in enumerate(lengths):
+        buckets[bucket_length(length)].append(index)
+    yield from sorted(buckets.items(), reverse=True)
 
 
 def bucket_length(length: int) -> int:
@@ -76,86 +132,85 @@ def bucket_length(length: int) -> int:
 def bucket_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1) -> int:
     """The number of rows of a batch for `count` sentences: a multiple of the number of devices."""
     devices = mesh.devices.size
-    full = min(_MAX_ROWS, _SOURCE_POSITIONS // source_length, _HYPOTHESIS_POSITIONS // (source_length * beam_width))
-    most = max(1, full) * devices
-    rows = next((4**n for n in range(10) if 4**n >= count), most)
+    platform = mesh.devices.flat[0].platform
+    rows, positions = _MOST.get(platform, _MOST_ELSEWHERE)
+    most = max(1, min(rows, positions // source_length, 16 * positions // (source_length * beam_width))) * devices
+    sizes = _CPU_ROWS if platform == "cpu" else [(4**n, 4**n) for n in range(10)]
+    rows = next((rows for rows, sentences in sizes if sentences >= count), most)
     return -(-min(rows, most) // devices) * devices
 
 
-def bucket_capacities(max_length: int) -> list[int]:
-    """The capacities for target tokens, in increasing order; the last one holds `max_length` tokens."""
-    capacities = [_SMALLEST_CAPACITY]
+def bucket_capacities(source_length: int, max_length: int) -> list[int]:
+    """The capacities for target tokens, in increasing order: the source's length, doubled until it holds `max_length`.
+
+    The last one is not larger than that needs.
+    """
+    capacities = [source_length]
     while capacities[-1] < max_length:
         capacities.append(2 * capacities[-1])
-    return [*capacities[:-1], min(capacities[-1], -(-max_length // _SMALLEST_CAPACITY) * _SMALLEST_CAPACITY)]
+    return [*capacities[:-1], min(capacities[-1], -(-max_length // _SHORTEST_BUCKET) * _SHORTEST_BUCKET)]
 
 
 class _ContinuousBatch:
-    """The host's side of one bucket: a queue of requests, and which request is in each row of the batch."""
+    """The host's side of a search: the queue of its bucket's requests, the window on the device, and the state.
 
-    def __init__(self, ensemble, source_length, rows, requests, options, mesh):
+    Several may share a queue, which nobody refills.
+    """
+
+    def __init__(self, ensemble, source_length, window, queue, options, mesh):
         self._ensemble, self._options, self._mesh = ensemble, options, mesh
-        self._source_length, self._rows = source_length, rows
-        self._queue = collections.deque(sorted(requests, key=lambda item: -item[1].max_length))
-        self._request_of_row = [None] * rows  # indices; None where a row is free
-        self._lengths = np.zeros(rows, int)  # target tokens so far
-        self._prefix_length = max((bucket_length(len(r.prefix)) for _, r in requests if len(r.prefix)), default=0)
-        self._capacities = bucket_capacities(max(request.max_length for _, request in requests))
+        self._source_length, self._window_rows, self._queue = source_length, window, queue
+        requests = [request for _, request in queue]
+        self._prefix_length = max((bucket_length(len(r.prefix)) for r in requests if len(r.prefix)), default=0)
+        self._num_features = len(requests[0].features)
+        self._capacities = bucket_capacities(source_length, max(r.max_length for r in requests))
+
+    def run(self) -> Generator[tuple[int, Hypotheses]]:
+        """Yields the results of the requests it takes, as `search_all` does, each while the device decodes others."""
+        if not self._queue:  # other searches have taken all
+            return
         self._capacity = self._capacities[0]
-        self._state = _start(ensemble.modules, options, rows, source_length, self._capacity, self._prefix_length, mesh)
-
-    def run(self) -> Iterator[tuple[int, Hypotheses]]:
-        """Yields the results of all requests, as `search_all` does."""
-        while True:
-            self._refill()
-            if not (occupied := self._occupied_rows()):
-                return
-            longest = max(self._lengths[row] for row in occupied)
-            self._fit_capacity(longest)
-            # While requests wait, return once an eighth of the rows has finished, otherwise when all have.
-            enough = max(1, self._rows // 8) if self._queue else len(occupied)
-            self._state, found, running, lengths = _advance(
-                self._ensemble.modules, self._options, self._mesh, self._ensemble.params, self._state,
-                max_steps=self._capacity - longest, min_running=len(occupied) - enough + 1,
+        self._state = self._empty_state()
+        window, results, admitted, occupied, longest = self._next_window(), [], 0, False, 0
+        waiting = int(window.count)
+        while waiting or occupied or self._queue:
+            self._fit_capacity(int(longest))
+            if not waiting and self._queue:
+                window, admitted = self._next_window(), 0
+            self._state, found, admitted, occupied, longest = _decode(
+                self._ensemble.modules, self._options, self._mesh, self._ensemble.params, self._state, window,
+                admitted=np.int32(admitted), more=bool(self._queue),  # always of the same type: compiled once
             )  # fmt: skip
-            running, self._lengths = np.asarray(running), np.array(lengths)
-            finished = [row for row in occupied if not running[row]]
-            found = jax.tree.map(np.asarray, found) if finished else None
-            for row in finished:
-                yield self._request_of_row[row], jax.tree.map(lambda x, row=row: x[row], found)
-                self._request_of_row[row] = None
+            yield from results
+            results, admitted = list(_results(found)), int(admitted)
+            waiting = int(window.count) - admitted
+        yield from results
 
-    @property
-    def _refill_size(self) -> int:
-        """The number of rows that `_admit` is compiled for: about a quarter, the same number on each device."""
-        devices = self._mesh.devices.size
-        return devices * max(1, self._rows // devices // 4)
+    def _empty_state(self) -> State:
+        modules, width = self._ensemble.modules, self._options.width
+        rows = searched_rows(self._window_rows, width, min(m.config.d_model for m in modules), self._mesh)
+        return _start(
+            modules, self._options, rows, self._source_length, self._capacity, self._prefix_length, self._num_features,
+            self._mesh,
+        )  # fmt: skip
 
-    def _occupied_rows(self) -> list[int]:
-        return [row for row, request in enumerate(self._request_of_row) if request is not None]
-
-    def _free_rows(self) -> list[int]:
-        return [row for row, request in enumerate(self._request_of_row) if request is None]
-
-    def _refill(self) -> None:
-        """Admits requests from the queue to free rows: at once where all are free, else `_refill_size` at a time."""
-        while self._queue and (free := self._free_rows()):
-            size = self._rows if len(free) == self._rows else self._refill_size
-            admitted = [self._queue.popleft() for _ in range(min(size, len(free), len(self._queue)))]
-            rows = np.full(size, self._rows)  # beyond the last row: ignored
-            rows[: len(admitted)] = free[: len(admitted)]
-            for row, (index, _) in zip(free, admitted, strict=False):
-                self._request_of_row[row], self._lengths[row] = index, 0
-            requests = [request for _, request in admitted]
-            inputs = {"inputs": pad([r.ids for r in requests], size, self._source_length)}
-            source = _source(*self._ensemble, **sharding.put_rows(inputs, self._mesh))
-            self._state = _admit(
-                self._options, self._mesh, self._state, source,
-                rows=rows,
-                max_lengths=pad([[r.max_length] for r in requests], size, 1)[:, 0],
-                prefixes=pad([r.prefix for r in requests], size, self._prefix_length),
-                seeds=pad([[r.seed] for r in requests], size, 1)[:, 0],
-            )  # fmt: skip
+    def _next_window(self) -> Window:
+        """Takes requests from the queue, none if it is empty by now, and encodes their sources."""
+        rows, taken = self._window_rows, []
+        with contextlib.suppress(IndexError):  # another search may take the last ones
+            while len(taken) < rows:
+                taken.append(self._queue.popleft())
+        requests = [request for _, request in taken]
+        inputs = {"inputs": pad([r.ids for r in requests], rows, self._source_length)}
+        return Window(
+            source=_source(*self._ensemble, **sharding.put_rows(inputs, self._mesh), mesh=self._mesh),
+            owners=pad([[index for index, _ in taken]], 1, rows)[0],
+            max_lengths=pad([[r.max_length for r in requests]], 1, rows)[0],
+            prefixes=pad([r.prefix for r in requests], rows, self._prefix_length),
+            seeds=pad([[r.seed for r in requests]], 1, rows)[0],
+            features=pad([r.features for r in requests], rows, self._num_features),
+            count=np.int32(len(taken)),
+        )
 
     def _fit_capacity(self, longest: int) -> None:
         """Resizes to the smallest capacity with 8 free positions, bucket by bucket: only these resizes are compiled."""
@@ -164,6 +219,28 @@ class _ContinuousBatch:
         while (now := self._capacities.index(self._capacity)) != wanted:
             self._capacity = self._capacities[now + (1 if wanted > now else -1)]
             self._state = _resize(self._mesh, self._state, self._capacity)
+
+
+def num_searches(count: int, mesh: Mesh) -> int:
+    """The number of searches among which `count` sentences are divided, each in a thread of its own."""
+    if mesh.devices.size > 1 or mesh.devices.flat[0].platform != "cpu":
+        return 1
+    return min(available_cores(), _MOST_SEARCHES, -(-count // _FEWEST_ROWS)) or 1
+
+
+def searched_rows(window: int, beam_width: int, d_model: int, mesh: Mesh) -> int:
+    """The number of rows of a search that takes its sentences from windows of this size."""
+    if mesh.devices.flat[0].platform != "cpu":
+        return window
+    hypotheses = next(count for smallest, count in _CPU_HYPOTHESES if d_model >= smallest)
+    return min(window, max(_FEWEST_ROWS, hypotheses // beam_width) * mesh.devices.size)
+
+
+def _results(found: Finished) -> Iterator[tuple[int, Hypotheses]]:
+    """The valid results as NumPy arrays."""
+    owners, hypotheses, count = jax.tree.map(np.asarray, found)
+    for row in range(count):
+        yield int(owners[row]), jax.tree.map(lambda x, row=row: x[row], hypotheses)
 
 
 def pad(lists: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
@@ -175,7 +252,17 @@ def pad(lists: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("modules", "options", "rows", "source_length", "capacity", "prefix_length", "mesh")
+    jax.jit,
+    static_argnames=(
+        "modules",
+        "options",
+        "rows",
+        "source_length",
+        "capacity",
+        "prefix_length",
+        "num_features",
+        "mesh",
+    ),
 )
 def _start(
     modules: tuple[Transformer, ...],
@@ -184,54 +271,87 @@ def _start(
     source_length: int,
     capacity: int,
     prefix_length: int,
+    num_features: int,
     mesh: Mesh,
 ) -> State:
     """A state whose rows are all free."""
-    prefixes = jnp.zeros((rows, prefix_length), jnp.int32)
-    search = beam_search.start(jnp.zeros(rows, jnp.int32), options, capacity, prefixes)
+    prefixes, features = (jnp.zeros((rows, length), jnp.int32) for length in (prefix_length, num_features))
+    search = beam_search.start(jnp.zeros(rows, jnp.int32), options, capacity, prefixes, features=features)
     caches = tuple(module.init_cache(rows, source_length, options.width, capacity) for module in modules)
-    return _shard(State(search, caches), mesh)
+    return _shard(State(search, caches, jnp.full(rows, -1)), mesh)
 
 
-@functools.partial(jax.jit, static_argnames="modules")
-def _source(modules: tuple[Transformer, ...], params: tuple[Any, ...], inputs: Int[Array, "A S"]) -> tuple[Any, ...]:
-    """Encodes sources: what each model's KV cache holds of them."""
-    return tuple(
+@functools.partial(jax.jit, static_argnames=("modules", "mesh"))
+def _source(
+    modules: tuple[Transformer, ...], params: tuple[Any, ...], inputs: Int[Array, "Q S"], mesh: Mesh
+) -> tuple[SourceCache, ...]:
+    """Encodes sources: what each model's KV cache holds of them; every device has all, as any may admit any."""
+    source = tuple(
         module.apply({"params": p}, inputs, method=Transformer.encode_source)
         for module, p in zip(modules, params, strict=True)
     )
-
-
-@functools.partial(jax.jit, static_argnames=("options", "mesh"), donate_argnames="state")
-def _admit(
-    options: SearchOptions,
-    mesh: Mesh,
-    state: State,
-    source: tuple[Any, ...],
-    rows: Int[Array, " A"],
-    max_lengths: Int[Array, " A"],
-    prefixes: Int[Array, "A P"],
-    seeds: Int[Array, " A"],
-) -> State:
-    """The state with new sentences in these rows."""
-    capacity = state.search.alive.tokens.shape[2]
-    new = beam_search.start(max_lengths, options, capacity, prefixes, seeds)
-    caches = tuple(admit_to_cache(*pair, rows) for pair in zip(state.caches, source, strict=True))
-    return _shard(State(beam_search.admit(state.search, new, rows), caches), mesh)
+    return _replicate(source, mesh)
 
 
 @functools.partial(jax.jit, static_argnames=("modules", "options", "mesh"), donate_argnames="state")
-def _advance(
+def _decode(
     modules: tuple[Transformer, ...],
     options: SearchOptions,
     mesh: Mesh,
     params: tuple[Any, ...],
     state: State,
+    window: Window,
     *,
-    max_steps: int,
-    min_running: int,
-) -> tuple[State, Hypotheses, Bool[Array, " B"], Int[Array, " B"]]:
-    """The state some steps later; the results, valid for rows that have finished; which rows still run; all lengths."""
+    admitted: Int[Array, ""],
+    more: Bool[Array, ""],
+) -> tuple[State, Finished, Int[Array, ""], Bool[Array, ""], Int[Array, ""]]:
+    """Decodes the sentences in the rows and those of the window, of which `admitted` are in the rows already.
+
+    Ends when all have finished; or when a hypothesis fills the cache; or, if `more` sentences are to come, when the
+    window is used up and an eighth of the rows is free. Returns the state, what has finished, the new `admitted`,
+    whether a row is occupied, and the number of tokens of the longest hypothesis.
+    """
+    rows, capacity = state.owners.shape[0], state.search.alive.tokens.shape[2]
+    enough = max(1, rows // 8)
+
+    def going_on(carry):
+        state, _, admitted = carry
+        occupied = state.occupied.sum()
+        needs_more = more & (admitted == window.count) & (occupied <= rows - enough)
+        return (occupied > 0) & (state.longest < capacity) & ~needs_more
+
+    def body(carry):
+        state, finished, admitted = carry
+        occupied = state.occupied.sum()
+        # While sentences wait, until an eighth of the rows has finished, otherwise until all have.
+        awaited = jnp.where(more | (admitted < window.count), jnp.minimum(enough, occupied), occupied)
+        state = _advance(
+            modules, options, params, state, max_steps=capacity - state.longest, min_running=occupied - awaited + 1
+        )
+        ended = state.occupied & ~state.search.running
+        finished = _append(finished, ended, state.owners, beam_search.results(state.search, options))
+        state, admitted = _admit(options, state._replace(owners=jnp.where(ended, -1, state.owners)), window, admitted)
+        return _shard(state, mesh), _replicate(finished, mesh), admitted
+
+    state, admitted = _admit(options, state, window, admitted)
+    shapes = jax.eval_shape(lambda search: beam_search.results(search, options), state.search)
+    results = jax.tree.map(lambda x: jnp.zeros((rows + len(window.owners), *x.shape[1:]), x.dtype), shapes)
+    none = Finished(jnp.zeros(rows + len(window.owners), jnp.int32), results, jnp.zeros((), jnp.int32))
+    start = _shard(state, mesh), _replicate(none, mesh), admitted
+    state, finished, admitted = jax.lax.while_loop(going_on, body, start)
+    return state, finished, admitted, state.occupied.any(), state.longest
+
+
+def _advance(
+    modules: tuple[Transformer, ...],
+    options: SearchOptions,
+    params: tuple[Any, ...],
+    state: State,
+    *,
+    max_steps: Int[Array, ""],
+    min_running: Int[Array, ""],
+) -> State:
+    """Up to `max_steps` decoding steps, while at least `min_running` sentences are running."""
 
     def step(tokens, positions, caches):
         outputs = [
@@ -247,14 +367,40 @@ def _advance(
     search, caches = beam_search.advance(
         step, reorder, state.search, state.caches, options, max_steps=max_steps, min_running=min_running
     )
-    found = beam_search.results(search, options)
-    return _shard(State(search, caches), mesh), found, search.running, search.lengths
+    return state._replace(search=search, caches=caches)
+
+
+def _admit(
+    options: SearchOptions, state: State, window: Window, admitted: Int[Array, ""]
+) -> tuple[State, Int[Array, ""]]:
+    """Puts the next sentences of the window into the free rows."""
+    is_free = ~state.occupied
+    index = admitted + jnp.cumsum(is_free) - 1
+    picks = jnp.where(is_free & (index < window.count), index, -1)
+    is_new, of = picks >= 0, lambda x: x[picks]
+    capacity = state.search.alive.tokens.shape[2]
+    new = beam_search.start(
+        of(window.max_lengths), options, capacity, of(window.prefixes), of(window.seeds), of(window.features)
+    )
+    search = beam_search.where_rows(is_new, new, state.search)
+    caches = tuple(admit_to_cache(*pair, picks) for pair in zip(state.caches, window.source, strict=True))
+    owners = jnp.where(is_new, of(window.owners), state.owners)
+    return State(search, caches, owners), admitted + is_new.sum()
+
+
+def _append(finished: Finished, ended: Bool[Array, " B"], owners: Int[Array, " B"], results: Hypotheses) -> Finished:
+    """`finished` and the results of the rows that have `ended`."""
+    nowhere = len(finished.owners)
+    places = jnp.where(ended, finished.count + jnp.cumsum(ended) - 1, nowhere)
+    write = lambda old, new: old.at[places].set(new, mode="drop")
+    hypotheses = jax.tree.map(write, finished.hypotheses, results)
+    return Finished(write(finished.owners, owners), hypotheses, finished.count + ended.sum())
 
 
 @functools.partial(jax.jit, static_argnames=("mesh", "capacity"))
 def _resize(mesh: Mesh, state: State, capacity: int) -> State:
     caches = tuple(resize_cache(cache, capacity) for cache in state.caches)
-    return _shard(State(beam_search.resize(state.search, capacity), caches), mesh)
+    return _shard(State(beam_search.resize(state.search, capacity), caches, state.owners), mesh)
 
 
 def average_probabilities(logits: Sequence[Float[Array, "*n vocab"]]) -> Float[Array, "*n vocab"]:
@@ -271,3 +417,8 @@ def _shard(state: State, mesh: Mesh) -> State:
         x, sharding.by_rows(mesh) if x.ndim else sharding.replicated(mesh)
     )
     return jax.tree.map(constrain, state)
+
+
+def _replicate(tree: Any, mesh: Mesh) -> Any:
+    """A whole copy on every device."""
+    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, sharding.replicated(mesh)), tree)

@@ -5,7 +5,10 @@ import math
 
 from t2t_jax.decoding.constraints import Constraint, LogitsProcessor
 from t2t_jax.decoding.sampling import Sampling
-from t2t_jax.errors import InputError, Range, check_ranges
+from t2t_jax.errors import InputError, Range, check_ranges, choice
+
+# When a sentence may stop before its length limit; only the first never changes the result.
+EARLY_STOPS = ("exact", "best_finished", "beam_full")
 
 # Memory grows with the beam size; compile time grows with the n-gram size and with the number of groups.
 _RANGES = {
@@ -26,9 +29,12 @@ class SearchOptions:
     Beam search with `beam_size` hypotheses and a length penalty of exponent `alpha` returns the `n_best` best ones,
     each of at least `min_length` tokens, EOS included. `no_repeat_ngram` blocks repeated n-grams of this size; 0: off.
     `groups` divides the beam for diverse beam search: each group subtracts `diversity` from a token's log-probability
-    for every hypothesis of an earlier group that has chosen the token at the same step. With `sampling`, the result is
-    `n_best` independent samples instead. `constraint` is a logits processor, bare or in a
-    `Constraint`, which lets the search stop early; see constraints.py.
+    for every hypothesis of an earlier group that has chosen the token at the same step. A sentence stops early by the
+    rule `early_stop`: 'exact' when no continuation can enter the `n_best` any more, 'best_finished' when none of the
+    alive hypotheses scores better as it stands than the `n_best` finished ones, 'beam_full' when as many hypotheses
+    have finished as the beam holds, or by 'exact' before. With `sampling`, the result is `n_best` independent samples
+    instead. `constraint` is a logits processor, bare or in a `Constraint`, which lets the search stop early; see
+    constraints.py.
     """
 
     beam_size: int = 4
@@ -38,11 +44,13 @@ class SearchOptions:
     no_repeat_ngram: int = 0
     groups: int = 1
     diversity: float = 0.5
+    early_stop: str = "exact"
     sampling: Sampling | None = None
     constraint: Constraint | LogitsProcessor | None = None
 
     def __post_init__(self):
         check_ranges(_RANGES, self)
+        choice("early_stop", self.early_stop, EARLY_STOPS)
         if self.n_best > self.beam_size and not self.sampling:
             raise InputError(f"n_best must be between 1 and beam_size={self.beam_size}; got {self.n_best}")
         if self.sampling and self.groups > 1:

@@ -33,8 +33,9 @@ class Search(NamedTuple):
     `alive` holds the hypotheses that the search extends; those of one sentence all have `lengths` tokens, and
     `penalties` is the accumulated diversity penalty of each. `best` holds the best finished hypotheses so far, and here
     their scores include the penalties. `last_tokens` is the next input of the decoder (0 at the start). `prefixes` is
-    what each sentence must begin with, padded with 0. `seeds` seeds the samples of each sentence. `running` is True for
-    sentences whose search has not ended.
+    what each sentence must begin with, padded with 0. `seeds` seeds the samples of each sentence. `features` is what
+    the constraint knows of it. `num_finished` counts the finished hypotheses of each of the G groups (G = 1 but in
+    diverse beam search), those outside the beam aside. `running` is True for sentences whose search has not ended.
     """
 
     alive: Hypotheses
@@ -45,6 +46,8 @@ class Search(NamedTuple):
     max_lengths: Int[Array, " B"]
     prefixes: Int[Array, "B P"]
     seeds: Int[Array, " B"]
+    features: Int[Array, "B F"]
+    num_finished: Int[Array, "B G"]
     running: Bool[Array, " B"]
 
 
@@ -59,6 +62,7 @@ def start(
     capacity: int,
     prefixes: Int[Array, "B P"] | None = None,
     seeds: Int[Array, " B"] | None = None,
+    features: Int[Array, "B F"] | None = None,
 ) -> Search:
     """A search before its first step, with memory for `capacity` tokens a hypothesis; limit 0: an unused row."""
     rows = len(max_lengths)
@@ -74,13 +78,10 @@ def start(
         max_lengths=max_lengths,
         prefixes=jnp.zeros((rows, 0), jnp.int32) if prefixes is None else prefixes,
         seeds=jnp.zeros(rows, jnp.int32) if seeds is None else seeds,
+        features=jnp.zeros((rows, 0), jnp.int32) if features is None else features,
+        num_finished=jnp.zeros((rows, options.groups), jnp.int32),
         running=max_lengths > 0,
     )
-
-
-def admit(search: Search, new: Search, rows: Int[Array, " A"]) -> Search:
-    """Replaces these rows by the sentences of `new`; row numbers beyond the last row are ignored."""
-    return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), search, new)
 
 
 def resize(search: Search, capacity: int) -> Search:
@@ -125,7 +126,7 @@ def append_tokens(
 
 def where_rows(condition: Bool[Array, " B"], first: Any, second: Any) -> Any:
     """For each sentence, the row of `first` where the condition holds, else that of `second`."""
-    return jax.tree.map(lambda a, b: jnp.where(condition.reshape(-1, *(1,) * (a.ndim - 1)), a, b), first, second)
+    return jax.tree.map(lambda a, b: jax.vmap(jnp.where)(condition, a, b), first, second)
 
 
 def _empty_hypotheses(rows: int, width: int, capacity: int) -> Hypotheses:

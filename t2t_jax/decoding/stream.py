@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
@@ -57,10 +58,12 @@ def translate_stream(
 ) -> None:
     """Writes one line for each line of `source`, in order, with a progress bar on standard error.
 
-    `prefixes` are the forced beginnings of the translations; `options` are those of `Translator.translate`.
+    `prefixes` are the forced beginnings of the translations; `options` are those of `Translator.translate`. A last line
+    on standard error says how many of the best hypotheses were repaired, if any.
     """
-    write = {"text": _text, "jsonl": _json}[choice("output_format", output_format, ["text", "jsonl"])]
+    write = {"text": _text, "jsonl": json_line}[choice("output_format", output_format, ["text", "jsonl"])]
     pairs = _with_prefixes(read_lines(source, "standard input"), prefixes)
+    repaired, repairs = 0, collections.Counter()
     with progress_bar(unit=" lines", disable=source.isatty()) as bar:  # not where a person types
         first_line = 1
         for window in _ReadAhead(pairs).windows():
@@ -72,7 +75,12 @@ def translate_stream(
             first_line += len(lines)
             for line, hypotheses in zip(lines, translations, strict=True):
                 output.write(write(line, hypotheses) + "\n")
+                repaired += bool(hypotheses[0].repairs)
+                repairs.update(hypotheses[0].repairs)
             output.flush()
+    if repaired:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in repairs.most_common())
+        print(f"{repaired:,} of {first_line - 1:,} outputs were not well-formed and repaired: {kinds}", file=sys.stderr)
 
 
 def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
@@ -92,9 +100,16 @@ def _text(line: str, hypotheses: list[Hypothesis]) -> str:
     return hypotheses[0].text
 
 
-def _json(line: str, hypotheses: list[Hypothesis]) -> str:
-    answer = {"source": line, "hypotheses": [dataclasses.asdict(h) for h in hypotheses]}
+def json_line(line: str, hypotheses: list[Hypothesis]) -> str:
+    """A sentence and its hypotheses as one line of JSON."""
+    answer = {"source": line, "hypotheses": [_fields(hypothesis) for hypothesis in hypotheses]}
     return json.dumps(answer, ensure_ascii=False).translate(_ESCAPED_LINE_ENDS)
+
+
+def _fields(hypothesis: Hypothesis) -> dict[str, Any]:
+    """The fields of a JSON line; `repairs` only where there were any."""
+    fields = dataclasses.asdict(hypothesis)
+    return fields if hypothesis.repairs else {name: x for name, x in fields.items() if name != "repairs"}
 
 
 class _ReadAhead:

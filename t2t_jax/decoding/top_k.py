@@ -1,4 +1,4 @@
-"""Top-k and log-sum-exp over the vocabulary, in chunks: sorting all of it at every step would be slow.
+"""Top-k over the vocabulary in chunks, as sorting all of it at every step would be slow, and its log-sum-exp.
 
 Values are `[vocab, B, W]`: the fastest matrix products of few rows leave the vocabulary first.
 """
@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 
 def log_sum_exp(values: Float[Array, "vocab B W"]) -> Float[Array, "B W"]:
     """The log of the sum over the vocabulary of exp(values)."""
-    # In chunks, because `top_tokens` needs the maximum of each chunk too.
-    return jax.nn.logsumexp(jax.nn.logsumexp(_chunks(values), axis=1), axis=0).reshape(values.shape[1:])
+    # B and W as one axis: XLA on CPU is slow where the last axis is short.
+    return jax.nn.logsumexp(values.reshape(len(values), -1), axis=0).reshape(values.shape[1:])
 
 
 def top_tokens(
@@ -41,12 +41,12 @@ def top_k(values: Float[Array, "*n"], count: int) -> Int[Array, "*k"]:
 
 
 def chunk_size(vocab: int) -> int:
-    """A divisor of `vocab` near 128, so that nothing needs padding; 128 where there is none."""
-    return min((size for size in range(64, 257) if vocab % size == 0), key=lambda size: abs(size - 128), default=128)
+    """A divisor of `vocab` near 32, so that nothing needs padding; 32 where there is none."""
+    return min((size for size in range(16, 65) if vocab % size == 0), key=lambda size: abs(size - 32), default=32)
 
 
 def _chunks(values: Float[Array, "vocab B W"]) -> Float[Array, "chunks chunk BW"]:
-    """The vocabulary in chunks. B and W become one axis, as XLA on CPU is slow where the last axis is short."""
+    """The vocabulary in chunks, with B and W as one axis."""
     chunk = chunk_size(len(values))
     flat = values.reshape(len(values), -1)
     return jnp.pad(flat, ((0, -len(values) % chunk), (0, 0)), constant_values=-jnp.inf).reshape(

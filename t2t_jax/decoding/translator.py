@@ -1,10 +1,9 @@
 """§6.1: a trained model as a translator: text in, text and probabilities out."""
 
-import collections
 import dataclasses
 import functools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,15 @@ from jaxtyping import Array, Float, Int
 from t2t_jax import sharding
 from t2t_jax.data.task import TASKS, Task, Vocabularies
 from t2t_jax.data.tokenizer import longest_whole
+from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
+from t2t_jax.decoding.constraints import Constraint
+from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.long_sentences import cut
-from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, bucket_length, bucket_rows, pad, search_all
+from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, bucket_rows, by_bucket, pad, search_all
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import InputError, Range, choice
-from t2t_jax.files import read_text
+from t2t_jax.files import check_pairing, read_text
 from t2t_jax.model.transformer import Transformer
 
 
@@ -31,7 +33,8 @@ from t2t_jax.model.transformer import Transformer
 class Hypothesis:
     """One translation. `log_prob` is the natural logarithm, summed over `tokens` with EOS.
 
-    `score` = log_prob / ((5 + num_tokens) / 6)^alpha. An unfinished one reached the length limit without EOS.
+    `score` = log_prob / ((5 + num_tokens) / 6)^alpha. An unfinished one reached the length limit without EOS. `repairs`
+    counts what had to be repaired to make `text` of the tokens: nothing in translation; in parsing see trees.py.
     """
 
     text: str
@@ -41,6 +44,7 @@ class Hypothesis:
     num_tokens: int
     token_log_probs: list[float]
     finished: bool = True
+    repairs: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Translator:
         *,
         max_extra_length: int = 50,
         prefixes: Sequence[str] | None = None,
+        constrained: bool = False,
         seed: int = 0,
         on_progress: Callable[[int], None] = lambda count: None,
         first_line: int = 1,
@@ -88,14 +93,18 @@ class Translator:
 
         `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, min_length=0, …`. A translation
         has at most as many subwords as its source, both with EOS, plus `max_extra_length`. Each begins with its
-        prefix, if `prefixes` are given. Samples are a function of `seed` and the sentence. `on_progress` is called with
-        the number of sentences that have just been completed. Sentences beyond `longest_whole` are translated in parts
-        (see long_sentences.py); warnings count lines from `first_line`.
+        prefix, if `prefixes` are given. `constrained` allows only outputs that are well-formed by the task's grammar:
+        in parsing, one tree over exactly the words. Samples are a function of `seed` and the sentence. `on_progress` is
+        called with the number of sentences that have just been completed. Sentences beyond `longest_whole` are
+        translated in parts (see long_sentences.py); warnings count lines from `first_line`.
         """
         check_options(max_extra_length=max_extra_length, **options)
         search = SearchOptions(**options)
+        if constrained:
+            search = dataclasses.replace(search, constraint=self._grammar(search))
         self._check_arguments(sentences, prefixes, search)
-        encoded = self.vocabularies.source.encode_many(sentences)
+        sources = [self.task.preprocess_source(sentence) for sentence in sentences]
+        encoded = self.vocabularies.source.encode_many(sources)
         starts = self._encode_prefixes(prefixes, first_line) if prefixes else [[]] * len(sentences)
         parts = [self._parts(line, ids) for line, ids in enumerate(encoded, start=first_line)]
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
@@ -103,6 +112,9 @@ class Translator:
             _request(parts[index][number], [] if number else starts[index], max_extra_length, seed)
             for index, number in owners
         ]
+        if isinstance(search.constraint, Constraint) and (features := search.constraint.features):
+            texts = [self._part_text(sources[index], parts[index], number) for index, number in owners]
+            requests = [r._replace(features=features(text)) for r, text in zip(requests, texts, strict=True)]
         found_parts = [[None] * len(ids) for ids in parts]
         missing = [len(ids) for ids in parts]
         on_progress(missing.count(0))
@@ -114,10 +126,23 @@ class Translator:
         joined = [_join(hypotheses, search.alpha) for hypotheses in found_parts]
         return [self._postprocessed(*pair) for pair in zip(sentences, joined, strict=True)]
 
+    def _grammar(self, search: SearchOptions) -> Constraint:
+        """The constraint of `constrained`."""
+        if search.constraint:
+            raise InputError("constrained: there is another constraint; give one of them")
+        return grammar_of(self.task, self.vocabularies)
+
+    def _part_text(self, source: str, parts: list[list[int]], number: int) -> str:
+        """The text of a part of a preprocessed source."""
+        return source if len(parts) == 1 else self.vocabularies.source.decode(parts[number])
+
     def _postprocessed(self, source: str, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """The hypotheses with the text that the task makes of the model's output."""
-        texts = [self.task.postprocess_output(source, hypothesis.text) for hypothesis in hypotheses]
-        return [dataclasses.replace(h, text=text) for h, text in zip(hypotheses, texts, strict=True)]
+        outputs = [self.task.postprocess_output(source, hypothesis.text) for hypothesis in hypotheses]
+        return [
+            dataclasses.replace(hypothesis, text=text, repairs=dict(repairs))
+            for hypothesis, (text, repairs) in zip(hypotheses, outputs, strict=True)
+        ]
 
     def _check_arguments(self, sentences: Sequence[str], prefixes: Sequence[str] | None, search: SearchOptions) -> None:
         if isinstance(sentences, str):
@@ -152,8 +177,11 @@ class Translator:
 
     def check_lengths(self, sources: Sequence[str], references: Sequence[str]) -> None:
         """Refuses sentences that are too long to be scored, by their line."""
-        self._check_length("source", self.vocabularies.source.encode_many(sources))
+        self._check_length("source", self._encode_sources(sources))
         self._check_length("reference", self._encode_targets(references))
+
+    def _encode_sources(self, sources: Sequence[str]) -> list[list[int]]:
+        return self.vocabularies.source.encode_many([self.task.preprocess_source(source) for source in sources])
 
     def _encode_targets(self, targets: Sequence[str]) -> list[list[int]]:
         return self.vocabularies.target.encode_many([self.task.preprocess_target(target) for target in targets])
@@ -168,7 +196,7 @@ class Translator:
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Score]:
         """The log-probability of each pair's target given its source; neither may be beyond `longest_whole`."""
-        sources = self.vocabularies.source.encode_many([source for source, _ in pairs])
+        sources = self._encode_sources([source for source, _ in pairs])
         targets = self._encode_targets([target for _, target in pairs])
         self._check_length("source", sources)
         self._check_length("target", targets)
@@ -184,6 +212,33 @@ class Translator:
                 values = [float(x) for x in found[row, : len(targets[index])]]
                 scores[index] = Score(sum(values), values, len(values))
         return scores
+
+    def attention(
+        self, sources: Sequence[str], targets: Sequence[str] | None = None, **options: Any
+    ) -> list[AttentionMaps]:
+        """The attention weights of all layers and heads for each source and its target (Figures 3–5).
+
+        Without `targets`, for the best translation that `translate` finds with `options`. Neither side may be beyond
+        `longest_whole`. An ensemble has no attention weights of its own and is refused.
+        """
+        if isinstance(sources, str) or isinstance(targets, str):
+            raise InputError("sources must be a list of str; got one str; put it in [ ]")
+        if (count := len(self.ensemble.modules)) > 1:
+            raise InputError(f"workdir: attention weights are those of one model; got {count}; give one run")
+        if targets is not None and len(targets) != len(sources):
+            raise InputError(f"targets must be as many as the {len(sources)} sources; got {len(targets)}")
+        if targets is not None and options:
+            raise InputError(f"{next(iter(options))} has no effect where targets are given; give one or the other")
+        encoded = self._encode_sources(sources)
+        self._check_length("source", encoded)
+        if targets is None:
+            id_of = {piece: id for id, piece in enumerate(self.vocabularies.target.pieces())}
+            best = [hypotheses[0] for hypotheses in self.translate(sources, **options)]
+            target_ids = [[id_of[token] for token in hypothesis.tokens] for hypothesis in best]
+        else:
+            target_ids = self._encode_targets(targets)
+            self._check_length("target", target_ids)
+        return attention_maps(self.ensemble, self.vocabularies, encoded, target_ids, self.mesh)
 
     def _hypotheses(self, found: Hypotheses) -> list[Hypothesis]:
         """One sentence's hypotheses, [W, …] each, as text; equal ones once."""
@@ -277,17 +332,15 @@ def _token_log_probs(
 
 def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], int, int]]:
     """(indices, width, rows) of batches of similar lengths, longest first, in the shapes of the search."""
-    by_width = collections.defaultdict(list)
-    for index, length in enumerate(lengths):
-        by_width[bucket_length(length)].append(index)
-    for width, members in sorted(by_width.items(), reverse=True):
+    for width, members in by_bucket(lengths):
         rows = bucket_rows(width, len(members), mesh)
         for start in range(0, len(members), rows):
             yield members[start : start + rows], width, rows
 
 
-def check_options(*, max_extra_length: int = 0, **options: Any) -> None:
-    """Refuses options of `Translator.translate` that make no sense."""
+def check_options(*, max_extra_length: int = 0, constrained: bool = False, **options: Any) -> None:
+    """Refuses options of `Translator.translate` that make no sense for any task."""
+    del constrained
     SearchOptions(**options)
     Range(0, 4096).check("max_extra_length", max_extra_length)
 
@@ -295,8 +348,5 @@ def check_options(*, max_extra_length: int = 0, **options: Any) -> None:
 def score_files(translator: Translator, source: str, target: str) -> list[Score]:
     """The score of each line of a file as the translation of the same line of another."""
     sides = [read_text(field, path) for field, path in (("source", source), ("target", target))]
-    if len(sides[0]) != len(sides[1]):
-        raise InputError(
-            f"{source} has {len(sides[0])} lines, {target} has {len(sides[1])}; they must pair line by line"
-        )
+    check_pairing((source, target), sides)
     return translator.score(list(zip(*sides, strict=True)))

@@ -1,4 +1,4 @@
-"""§6.1: four scores of translations, each with the signature of its protocol.
+"""§6.1: five scores of translations, each with the signature of its protocol.
 
     python -m t2t_jax.evaluation.bleu REFERENCE HYPOTHESIS --target_language=de [--baseline=OTHER] [--json]
 
@@ -7,6 +7,8 @@ Two plain-text files, detokenised, one sentence a line. Scores of different prot
 - paper_bleu: the paper's. Moses tokens, compounds split at hyphens, cased BLEU as computed by multi-bleu.perl. The
   paper split compounds for English-German only; for target languages other than de, paper_bleu equals tokenized_bleu.
 - tokenized_bleu: the same without compound splitting.
+- lowercased_bleu: that of much work on small corpora, Multi30k among them: lower case, Moses' normalised punctuation,
+  Moses tokens; BLEU as computed by multi-bleu.perl.
 - sacrebleu: sacreBLEU's default: cased BLEU of detokenised text, tokenised by 13a.
 - chrf: sacreBLEU's chrF2, character n-grams up to order 6.
 """
@@ -20,7 +22,7 @@ from importlib.metadata import version
 from typing import Any
 
 from sacrebleu.metrics import BLEU, CHRF
-from sacremoses import MosesTokenizer
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
 from t2t_jax.errors import InputError, exit_code_of
@@ -61,22 +63,29 @@ def check_pairs(hypotheses: Sequence[str], references: Sequence[str], field: str
 
 
 def _moses_scores(hypotheses: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
-    """paper_bleu and tokenized_bleu with their signatures."""
+    """paper_bleu, tokenized_bleu and lowercased_bleu with their signatures."""
     if language not in MOSES_LANGUAGES:
         raise InputError(
             f"target_language: Moses has no rules for {language!r}, only for {', '.join(sorted(MOSES_LANGUAGES))}; "
             "without target_language, only sacreBLEU and chrF are computed"
         )
-    tokenizer = MosesTokenizer(language)
+    tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
     sides = [[moses_tokens(line, tokenizer) for line in side] for side in (hypotheses, references)]
     split = language in SPLIT_LANGUAGES
     split_sides = [[split_compounds(line) for line in side] for side in sides] if split else sides
-    signature = f"nrefs:1|case:mixed|tok:moses-{language}|compounds:{{}}|smooth:none|sacremoses:{version('sacremoses')}"
+    lowered = [
+        [moses_tokens(normalizer.normalize(line.lower()), tokenizer) for line in side]
+        for side in (hypotheses, references)
+    ]
+    common = f"smooth:none|sacremoses:{version('sacremoses')}"
+    signature = f"nrefs:1|case:mixed|tok:moses-{language}|compounds:{{}}|{common}"
     return {
         "paper_bleu": multi_bleu(*split_sides),
         "paper_signature": signature.format("split" if split else "whole"),
         "tokenized_bleu": multi_bleu(*sides),
         "tokenized_signature": signature.format("whole"),
+        "lowercased_bleu": multi_bleu(*lowered),
+        "lowercased_signature": f"nrefs:1|case:lc|norm:moses-{language}|tok:moses-{language}|{common}",
     }
 
 
@@ -118,18 +127,18 @@ def score_files(
 
 def table(scores: dict[str, Any]) -> str:
     """The scores as a text table: name, score, signature."""
-    names = {"paper_bleu": "paper_signature", "tokenized_bleu": "tokenized_signature"}
+    names = {f"{name}_bleu": f"{name}_signature" for name in ("paper", "tokenized", "lowercased")}
     names |= {"sacrebleu": "signature", "chrf": "chrf_signature"}
-    lines = [f"{name:<15}{scores[name]:6.2f}  {scores[of]}" for name, of in names.items() if name in scores]
+    lines = [f"{name:<16}{scores[name]:6.2f}  {scores[of]}" for name, of in names.items() if name in scores]
     if "comparison" in scores:
         found = Comparison(**scores["comparison"])
         low, high = found.interval
         conditions = f"p = {found.p_value:.3f} ({found.resamples:,} paired resamples, seed {found.seed})"
         lines += [
-            f"{'baseline':<15}{found.baseline:6.2f}  {scores['signature']}",
-            f"{'difference':<15}{found.difference:+6.2f}  95 % interval {low:+.2f} to {high:+.2f}, {conditions}",
+            f"{'baseline':<16}{found.baseline:6.2f}  {scores['signature']}",
+            f"{'difference':<16}{found.difference:+6.2f}  95 % interval {low:+.2f} to {high:+.2f}, {conditions}",
         ]
-    return "\n".join([*lines, f"{'sentences':<15}{scores['sentences']:6,}"])
+    return "\n".join([*lines, f"{'sentences':<16}{scores['sentences']:6,}"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

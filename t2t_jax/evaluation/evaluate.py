@@ -1,9 +1,10 @@
 """§6: the perplexity of a model on a test set, and what its outputs are worth by the metric of its task."""
 
+import collections
 import dataclasses
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from t2t_jax.decoding.translator import Translator, check_options, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.files import check_output, read_text, sha256, write_json
+from t2t_jax.object_store import url_of
 from t2t_jax.run_folder import RunFolder
 
 
@@ -60,22 +62,31 @@ def evaluate(
     beam_size: int,
     alpha: float,
     max_extra_length: int,
+    early_stop: str = "exact",
+    constrained: bool = False,
     target_language: str | None = None,
 ) -> Evaluation:
     """Decodes every source and scores the outputs against the references; several processes share the sentences.
 
-    The scores of Moses tokens, the paper's BLEU among them, need `target_language`.
+    The scores of Moses tokens, the paper's BLEU among them, need `target_language`. If the task has a grammar, the
+    scores also say how many outputs were not well-formed, and which repairs they needed.
     """
     metric = METRICS[translator.task.metric]
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
     translator.check_lengths(sources, references)
 
-    def decode(sources):
-        found = translator.translate(sources, beam_size=beam_size, alpha=alpha, max_extra_length=max_extra_length)
-        return [hypotheses[0].text for hypotheses in found]
+    options = {
+        "beam_size": beam_size, "alpha": alpha, "max_extra_length": max_extra_length, "early_stop": early_stop,
+        "constrained": constrained,
+    }  # fmt: skip
 
-    outputs = sharding.share_out(decode, sources)
+    def decode(sources):
+        best = [hypotheses[0] for hypotheses in translator.translate(sources, **options)]
+        return [(hypothesis.text, dict(hypothesis.repairs)) for hypothesis in best]
+
+    decoded = sharding.share_out(decode, sources)
+    outputs = [text for text, _ in decoded]
     scores = {
         **metric.score(outputs, references, target_language),
         "headline": metric.headline,
@@ -83,8 +94,17 @@ def evaluate(
         "sentences": len(references),
         "beam_size": beam_size,
         "alpha": alpha,
+        "early_stop": early_stop,
     }
+    if translator.task.grammar:
+        scores |= _well_formed([repairs for _, repairs in decoded]) | {"constrained": constrained}
     return Evaluation(scores, outputs, metric)
+
+
+def _well_formed(repairs: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    """How many outputs had to be repaired, and how often in each way."""
+    total = sum(map(collections.Counter, repairs), collections.Counter())
+    return {"invalid": sum(map(bool, repairs)), "repairs": dict(total.most_common())}
 
 
 def evaluate_run(
@@ -97,7 +117,7 @@ def evaluate_run(
     dtype: str | None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Scores a run on its test set, or on two text files, and stores the scores in RUN/evaluations or `output`.
+    """Scores a run on its test sets, or on two text files, and stores the scores in RUN/evaluations or `output`.
 
     The checkpoint, the options and the checksums of the files are stored with the scores; result.json is not changed.
     `options` are those of `Translator.translate`, `dtype` is that of the computation; by default the run's.
@@ -116,15 +136,20 @@ def evaluate_run(
     dtype = dtype or config.get("evaluate", {}).get("dtype", "float32")  # an imported run has no such section
     members = restore_all(workdir, step)
     if source is None:
-        sides, files = _test_set(members[0])
+        texts, files = _test_sets(members[0])
     else:
-        sides = read_text("source", source), read_text("reference", reference)
+        texts = {"test": (read_text("source", source), read_text("reference", reference))}
         files = {path: sha256(Path(path).expanduser()) for path in (source, reference)}
-    translator = translator_of(members, dtype)
-    scores = evaluate(translator, *sides, target_language=config["data"]["target_language"], **options).scores
+    translator, language = translator_of(members, dtype), config["data"]["target_language"]
+    found = {
+        name: evaluate(translator, *sides, target_language=language, **options).scores for name, sides in texts.items()
+    }
+    scores = found.pop("test")
+    if found:
+        scores["other_tests"] = found
     conditions = {
         "step": members[0].step,
-        "checkpoints": {str(member.run.path): member.checkpoint for member in members},
+        "checkpoints": {url_of(member.run.path): member.checkpoint for member in members},
         "dtype": dtype,
         "options": options,
         "files": files,
@@ -132,16 +157,17 @@ def evaluate_run(
     if output:
         write_json(Path(output).expanduser(), scores | conditions)
     else:
-        print(f"stored in {run.keep_evaluation(scores, conditions)}", file=sys.stderr)
+        kept = run.keep_evaluation(scores, conditions)
+        print(f"stored in {url_of(run.path)}/{kept.relative_to(run.path)}", file=sys.stderr)
     return scores
 
 
-def _test_set(trained: TrainedModel) -> tuple[tuple[list[str], list[str]], dict[str, str]]:
-    """Both sides of a run's own test set, and the fingerprint of its data."""
+def _test_sets(trained: TrainedModel) -> tuple[dict[str, tuple[list[str], list[str]]], dict[str, str]]:
+    """Both sides of each of a run's own test sets, and the fingerprint of its data."""
     store = open_store(trained.run.config["data"])
     if store.fingerprint != trained.data:
         raise InputError(
             f"data: what the config of {trained.run.path} names is not the text it was trained with; give it back, or "
             "give --source and --reference"
         )
-    return store.held_out("test"), {"data": store.fingerprint}
+    return {name: store.held_out(name) for name in store.test_sets}, {"data": store.fingerprint}

@@ -33,9 +33,9 @@ class Metric:
 
 
 def _bleu(outputs: Sequence[str], references: Sequence[str], target_language: str | None) -> dict[str, Any]:
-    """The four protocols of bleu.py; sacreBLEU and chrF alone where Moses has no rules for the language."""
+    """The five protocols of bleu.py; sacreBLEU and chrF alone where Moses has no rules for the language."""
     if target_language is not None and target_language not in MOSES_LANGUAGES:
-        missing = "no paper_bleu, no tokenized_bleu"
+        missing = "no score of Moses tokens"
         logging.warning("data.target_language=%s: Moses has no rules for it; %s", target_language, missing)
         target_language = None
     return corpus_scores(outputs, references, target_language)

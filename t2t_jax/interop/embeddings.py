@@ -29,9 +29,11 @@ def tables(params: Params, config: TransformerConfig) -> dict[str, np.ndarray]:
     return found
 
 
-def from_tables(source: np.ndarray, target: np.ndarray, softmax: np.ndarray) -> Params:
+def from_tables(source: np.ndarray, target: np.ndarray, softmax: np.ndarray, may_share: bool = True) -> Params:
     """The parameters of our embeddings: one shared table where all three are equal, the unused row 0 aside."""
-    if all(np.array_equal(np.delete(side, PAD, 0), np.delete(softmax, PAD, 0)) for side in (source, target)):
+    if may_share and all(
+        np.array_equal(np.delete(side, PAD, 0), np.delete(softmax, PAD, 0)) for side in (source, target)
+    ):
         return {"embedding": {"table": softmax}}
     sides = {"source_embedding": source, "target_embedding": target, "softmax": softmax}
     return {name: {"table": table} for name, table in sides.items()}

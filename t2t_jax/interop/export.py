@@ -1,16 +1,12 @@
 """Exports a run as a folder that another system loads directly (`main.py --mode=export`)."""
 
-import contextlib
-import functools
 import importlib
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from t2t_jax import signals
 from t2t_jax.decoding.trained_model import TrainedModel, restore
-from t2t_jax.errors import InputError, choice, shown
+from t2t_jax.errors import InputError, choice
+from t2t_jax.files import new_folder
 from t2t_jax.interop.to_ctranslate2 import write_ctranslate2
 from t2t_jax.interop.to_marian import write_marian
 from t2t_jax.interop.to_safetensors import write_safetensors
@@ -22,7 +18,6 @@ _WRITERS: dict[str, tuple[Callable[[TrainedModel, Path], None], str]] = {
     "safetensors": (write_safetensors, "safetensors"),
 }
 FORMATS = tuple(_WRITERS)
-_ATTEMPTS = 100  # to remove a folder in which another thread is still writing
 
 
 def export_run(workdir: str, *, format: str, output: str, step: int | str | None) -> None:
@@ -39,46 +34,3 @@ def need(package: str) -> None:
         importlib.import_module(package)
     except ImportError:
         raise InputError(f"this needs the package {package}; pip install 't2t_jax[interop]'") from None
-
-
-@contextlib.contextmanager
-def new_folder(field: str, path: str | Path) -> Iterator[Path]:
-    """Yields a folder to fill, which gets the name `path` once it is complete; refuses a `path` that holds anything.
-
-    Until then its name is PATH.partial. On an error, or when a signal ends the process (`signals.watch`), it is removed
-    together with the parents that were made for it.
-    """
-    with _refusals(field, path):
-        folder = Path(path).expanduser().resolve()
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"{field}: {path} exists and is not an empty folder; choose a new one")
-        partial = folder.with_name(folder.name + ".partial")
-        made = [parent for parent in partial.parents if not parent.exists()]
-    with signals.cleanup(functools.partial(_remove, partial, made)):
-        with _refusals(field, path):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        yield partial
-        with _refusals(field, path):  # something may have taken its place meanwhile
-            os.replace(partial, folder)
-
-
-def _remove(partial: Path, parents: list[Path]) -> None:
-    """Removes a folder, and those of `parents` that are then empty."""
-    for _ in range(_ATTEMPTS):
-        if not partial.is_dir():
-            break
-        shutil.rmtree(partial, ignore_errors=True)
-    for parent in parents:
-        with contextlib.suppress(OSError):  # it is not empty, as it should be if nothing failed
-            parent.rmdir()
-
-
-@contextlib.contextmanager
-def _refusals(field: str, path: str | Path) -> Iterator[None]:
-    """Turns the operating system's refusal to make a folder into a one-line InputError."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, or a ~user that is nobody
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{field}: no folder {shown(str(path))} can be made: {reason}; choose another") from None

@@ -86,6 +86,14 @@ class Fields:
         if not is_plain or value != wanted:
             raise InputError(f"{self._file}: {name} is {shown(value)}; our model has {wanted!r} only")
 
+    def one_of(self, name: str, wanted: Mapping[str, str]) -> str:
+        """`wanted[value]` of a field; refuses other values."""
+        value = self._values.get(name)
+        if not isinstance(value, str) or value not in wanted:
+            known = ", ".join(map(repr, wanted))
+            raise InputError(f"{self._file}: {name} is {shown(value)}; our model has {known}")
+        return wanted[value]
+
     def in_both(self, field: str, take: Callable[[str], _T]) -> _T:
         """`take` of a field, which must be the same for encoder and decoder."""
         encoder, decoder = (take(f"{stack}_{field}") for stack in ("encoder", "decoder"))

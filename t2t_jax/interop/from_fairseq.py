@@ -17,11 +17,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from t2t_jax.data.task import JOINT_FILE
 from t2t_jax.data.tokenizer import UNKNOWN, read_model
 from t2t_jax.errors import InputError, shown
-from t2t_jax.files import existing_file, read_text
+from t2t_jax.files import existing_file, new_folder, read_text
 from t2t_jax.interop.embeddings import from_tables
-from t2t_jax.interop.export import new_folder
 from t2t_jax.interop.foreign import (
     MOST_CHANNELS,
     MOST_HEADS,
@@ -89,7 +89,15 @@ def from_fairseq(
             config, attention_bias=has_attention_bias(state), share_embeddings="embedding" in embeddings
         )
         params = from_torch(state, config) | embeddings | positions
-        write_run(target, config, params, vocabulary.model, origin="fairseq", max_length=rows, languages=languages)
+        write_run(
+            target,
+            config,
+            params,
+            {JOINT_FILE: vocabulary.model},
+            origin="fairseq",
+            max_length=rows,
+            languages=languages,
+        )
 
 
 def _arguments(saved: dict[str, Any]) -> Fields:

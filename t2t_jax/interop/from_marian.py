@@ -2,8 +2,9 @@
 
     python -m t2t_jax.interop.from_marian FOLDER RUN
 
-The model must have the paper's architecture: ReLU, the zero vector as the embedding of the start symbol, no bias on the
-logits, encoder and decoder of equal size. It must have one joint vocabulary.
+FOLDER is what `save_pretrained` of MarianMTModel and MarianTokenizer writes, such as a published Opus-MT model. Encoder
+and decoder must be of equal size, and the embedding of the start symbol the zero vector. Where source and target have
+SentencePiece models of their own, they become separate vocabularies.
 """
 
 import argparse
@@ -11,14 +12,15 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE
 from t2t_jax.data.tokenizer import PAD, read_model
 from t2t_jax.errors import InputError, shown
-from t2t_jax.files import existing_file
+from t2t_jax.files import existing_file, new_folder
 from t2t_jax.interop.embeddings import from_tables
-from t2t_jax.interop.export import new_folder
 from t2t_jax.interop.foreign import (
     MOST_CHANNELS,
     MOST_HEADS,
@@ -35,12 +37,14 @@ from t2t_jax.interop.foreign import (
 )
 from t2t_jax.interop.imported import run_command, write_run
 from t2t_jax.interop.to_marian import sines_first
-from t2t_jax.interop.torch_names import State, from_torch, has_attention_bias, permute_channels, torch_shapes
-from t2t_jax.interop.vocabulary import Vocabulary, in_our_order
+from t2t_jax.interop.torch_names import Params, State, from_torch, has_attention_bias, permute_channels, torch_shapes
+from t2t_jax.interop.vocabulary import Vocabulary, in_our_order, of_source, of_target
 from t2t_jax.model.transformer import TransformerConfig
 
 LAYER_NORM_EPSILON = 1e-5  # PyTorch's default, which Marian always uses
 _TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+_ACTIVATIONS = {"relu": "relu", "swish": "swish", "silu": "swish", "gelu": "gelu"}
+_SPECIAL = {"pad": "<pad>", "eos": "</s>", "unknown": "<unk>"}
 
 
 def from_marian(folder: str | Path, run: str | Path) -> None:
@@ -51,21 +55,46 @@ def from_marian(folder: str | Path, run: str | Path) -> None:
         languages = _languages(folder)
         max_length = theirs.integer("max_position_embeddings", 1, MOST_POSITIONS, default=1024)
         shape = _shape(theirs)
-        vocabulary = _vocabulary(folder)
-        config = TransformerConfig(vocab_size=len(vocabulary.ids), **shape)
+        vocabularies = _vocabularies(folder)
+        sizes = {"vocab_size": len(vocabularies.target.ids), "share_embeddings": vocabularies.is_joint}
+        if not vocabularies.is_joint:
+            sizes["source_vocab_size"] = len(vocabularies.source.ids)
+        config = TransformerConfig(**sizes, **shape)
         state = permute_channels(_state(folder, config), np.argsort(sines_first(config.d_model)))
-        embeddings = from_tables(*_tables(state, theirs, vocabulary.ids))
+        embeddings = _embeddings(state, theirs, vocabularies)
         config = dataclasses.replace(
-            config, attention_bias=has_attention_bias(state), share_embeddings="embedding" in embeddings
+            config,
+            attention_bias=has_attention_bias(state),
+            share_embeddings="embedding" in embeddings,
+            logits_bias="logits_bias" in embeddings,
         )
         params = from_torch(state, config) | embeddings
-        write_run(target, config, params, vocabulary.model, origin="marian", max_length=max_length, languages=languages)
+        files = vocabularies.files
+        write_run(target, config, params, files, origin="marian", max_length=max_length, languages=languages)
+
+
+class _Vocabularies(NamedTuple):
+    """Both sides' SentencePiece models, with Marian's id of each piece; `source` is `target` if they are joint."""
+
+    source: Vocabulary
+    target: Vocabulary
+
+    @property
+    def is_joint(self) -> bool:
+        return self.source is self.target
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        if self.is_joint:
+            return {JOINT_FILE: self.target.model}
+        return {SOURCE_FILE: self.source.model, TARGET_FILE: self.target.model}
 
 
 def _shape(theirs: Fields) -> dict[str, float]:
     """The fields of our `TransformerConfig`; refuses architectures that our model does not have."""
     theirs.must_be("model_type", "marian")
-    theirs.must_be("activation_function", "relu")
+    for field in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):  # in older configs
+        theirs.must_be(field, False, default=False)
     layers = theirs.in_both("layers", lambda name: theirs.integer(name, 1, MOST_LAYERS))
     num_heads = theirs.in_both("attention_heads", lambda name: theirs.integer(name, 1, MOST_HEADS))
     d_ff = theirs.in_both("ffn_dim", lambda name: theirs.integer(name, 1, MOST_CHANNELS))
@@ -75,6 +104,7 @@ def _shape(theirs: Fields) -> dict[str, float]:
         "d_model": d_model,
         "d_ff": d_ff,
         **heads("config.json", d_model, num_heads),
+        "activation": theirs.one_of("activation_function", _ACTIVATIONS),
         "dropout": theirs.fraction("dropout", 0.1),
         "attention_dropout": theirs.fraction("attention_dropout", 0.0),
         "layer_norm_epsilon": LAYER_NORM_EPSILON,
@@ -106,58 +136,68 @@ def _state(folder: Path, config: TransformerConfig) -> State:
     return read_state(f"folder: {path}", tensors, shapes, path.stat().st_size)
 
 
-def _vocabulary(folder: Path) -> Vocabulary:
-    """The joint SentencePiece model, and Marian's id of each piece."""
-    if _tokenizer_config(folder).flag("separate_vocabs"):
-        raise InputError(
-            "tokenizer_config.json: separate_vocabs is True; only models with one joint vocabulary can be imported"
-        )
+def _vocabularies(folder: Path) -> _Vocabularies:
+    """One joint vocabulary where both sides have the same files; otherwise one of each side."""
     paths = [existing_file("folder", folder / f"{side}.spm") for side in ("source", "target")]
     source, target = (read_model(path, f"folder: {path}") for path in paths)
-    if source != target:
-        raise InputError(
-            "folder: source.spm and target.spm differ; only models with one joint vocabulary, the same file twice, can "
-            "be imported"
+    ids = _dictionary(folder / "vocab.json")
+    is_separate = _tokenizer_config(folder).flag("separate_vocabs")
+    if is_separate or source != target:
+        target_ids = _dictionary(folder / "target_vocab.json") if is_separate else ids
+        return _Vocabularies(
+            of_source(source, ids, field="source.spm", **_SPECIAL),
+            of_target(target, target_ids, field="target.spm", **_SPECIAL),
         )
-    ids = foreign_json("folder", folder / "vocab.json")
-    theirs, pieces = Fields("vocab.json", ids), {}
+    found = in_our_order(source, ids, field="source.spm", **_SPECIAL)
+    if -1 in found.ids:
+        raise InputError(f"vocab.json lacks {np.sum(found.ids < 0)} pieces of source.spm; it must hold all of them")
+    return _Vocabularies(found, found)
+
+
+def _dictionary(path: Path) -> dict[str, int]:
+    """The id of each piece."""
+    ids = foreign_json("folder", path)
+    theirs, pieces = Fields(path.name, ids), {}
     for piece in ids:
         other = pieces.setdefault(theirs.integer(piece, 0, MOST_SYMBOLS), piece)
         if other != piece:
             raise InputError(
-                f"vocab.json: {shown(other)} and {shown(piece)} have one id, {ids[piece]}; ids must be unique"
+                f"{path.name}: {shown(other)} and {shown(piece)} have one id, {ids[piece]}; ids must be unique"
             )
-    found = in_our_order(source, ids, field="source.spm", pad="<pad>", eos="</s>", unknown="<unk>")
-    if -1 in found.ids:
-        raise InputError(f"vocab.json lacks {np.sum(found.ids < 0)} pieces of source.spm; it must hold all of them")
-    return found
+    return ids
 
 
-def _tables(state: State, theirs: Fields, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The source, target and softmax tables in our order of ids and with our scaling."""
-    for name in _TABLES:
+def _embeddings(state: State, theirs: Fields, vocabularies: _Vocabularies) -> Params:
+    """Our embeddings and the softmax's bias, if it is not zero, in our order of ids and with our scaling."""
+    source_ids, target_ids = vocabularies.source.ids, vocabularies.target.ids
+    highest = dict.fromkeys(_TABLES, target_ids.max()) | {"encoder.embed_tokens": source_ids.max()}
+    highest["shared"] = max(source_ids.max(), target_ids.max())
+    for name, last in highest.items():
         rows = len(state[f"{name}.weight"]) if f"{name}.weight" in state else np.inf
-        if rows <= ids.max():
-            raise InputError(f"folder: {name}.weight has {rows} rows, but vocab.json has ids up to {ids.max()}")
+        if rows <= last:
+            raise InputError(f"folder: {name}.weight has {rows} rows, but vocab.json has ids up to {last}")
     shared = state.pop("shared.weight", None)
     source, target = (state.pop(f"{stack}.embed_tokens.weight", shared) for stack in ("encoder", "decoder"))
     softmax = state.pop("lm_head.weight", target)
     if source is None or target is None:
         raise InputError("folder: no embedding among the parameters (model.shared or model.encoder.embed_tokens)")
-    if np.any(state.pop("final_logits_bias", 0)):
-        raise InputError("folder: final_logits_bias is not zero; it must be, as our softmax has no bias")
     start = theirs.integer("decoder_start_token_id", 0, len(target) - 1)
-    if start != ids[PAD] or target[start].any():
+    if start != target_ids[PAD] or target[start].any():
         raise InputError(
-            f"config.json: decoder_start_token_id={start} must be <pad> ({ids[PAD]}) with a zero embedding"
+            f"config.json: decoder_start_token_id={start} must be <pad> ({target_ids[PAD]}) with a zero embedding"
         )
     scale = 1.0 if theirs.flag("scale_embedding") else source.shape[1] ** -0.5
-    return scale * source[ids], scale * target[ids], softmax[ids]
+    tables = scale * source[source_ids], scale * target[target_ids], softmax[target_ids]
+    embeddings = from_tables(*tables, may_share=vocabularies.is_joint)
+    bias = state.pop("final_logits_bias", np.zeros((1, len(softmax)), np.float32))[0]
+    if len(bias) <= target_ids.max():
+        raise InputError(f"folder: final_logits_bias has {len(bias)} entries, vocab.json ids up to {target_ids.max()}")
+    return embeddings | ({"logits_bias": bias[target_ids]} if bias.any() else {})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m t2t_jax.interop.from_marian", description=__doc__)
-    parser.add_argument("folder", help="written by save_pretrained of MarianMTModel and MarianTokenizer")
+    parser.add_argument("folder", help="of a model in the format of MarianMTModel, such as a published Opus-MT model")
     parser.add_argument("run", help="the run folder to write")
     return run_command(parser, from_marian, argv)
 

@@ -3,7 +3,8 @@
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import numpy as np
 
 from t2t_jax import signals
 from t2t_jax.checkpoints import CheckpointWriter
-from t2t_jax.data.task import JOINT_FILE, Vocabularies
+from t2t_jax.data.task import Vocabularies
 from t2t_jax.errors import DamagedError, InputError, exit_code_of
+from t2t_jax.interop.foreign import foreign_json
 from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
+from t2t_jax.remote_run import local_runs, needed_to_read
 from t2t_jax.run_folder import RunFolder
 
 
@@ -23,13 +26,16 @@ def write_run(
     folder: Path,
     config: TransformerConfig,
     params: Params,
-    vocabulary: bytes,
+    vocabularies: Mapping[str, bytes],
     *,
     origin: str,
     max_length: int,
     languages: tuple[str, str],
 ) -> None:
-    """Writes a run folder with one checkpoint, for translation and scoring; training refuses to resume from it."""
+    """Writes a run folder with one checkpoint, for translation and scoring; training refuses to resume from it.
+
+    `vocabularies` are the contents of its vocabulary files, by name.
+    """
     model = dataclasses.asdict(config)
     del model["vocab_size"], model["source_vocab_size"]
     # An imported model has no corpus: with these empty prefixes `evaluate` asks for --source.
@@ -47,10 +53,36 @@ def write_run(
     _check(config, params)
     run = RunFolder(folder)
     described = {"imported_from": origin, "model": model, "data": data, "decode": decode}
-    run.describe(described, {JOINT_FILE: vocabulary})
+    run.describe(described, vocabularies)
     with contextlib.closing(CheckpointWriter(run.averaged, keep=1)) as checkpoints:
         metadata = {"vocabulary": Vocabularies.open(folder).checksum, "imported_from": origin}
         checkpoints.save(0, params, None, metadata)
+
+
+@contextlib.contextmanager
+def run_folders(workdir: str | Path, step: int | str | None = None) -> Iterator[str]:
+    """`workdir` with a temporary run folder, for the time of the block, for each URL or Marian model in it.
+
+    `workdir` is a run folder or several with commas between, as `load` takes it; of a URL, checkpoint `step` is read.
+    """
+    from t2t_jax.interop.from_marian import from_marian  # which imports this module
+
+    with local_runs(str(workdir), needed_to_read(step)) as folders, tempfile.TemporaryDirectory() as temporary:
+        paths = folders.split(",")
+        for index, path in enumerate(paths):
+            if is_marian(path):
+                paths[index] = f"{temporary}/{index}/{Path(path).name}"
+                Path(paths[index]).parent.mkdir()
+                from_marian(path, paths[index])
+        yield ",".join(paths)
+
+
+def is_marian(path: str | Path) -> bool:
+    """Whether a folder holds a model of Hugging Face's MarianMTModel."""
+    try:
+        return foreign_json("workdir", Path(path) / "config.json").get("model_type") == "marian"
+    except (InputError, DamagedError):  # whoever opens it as a run folder says what is wrong with it
+        return False
 
 
 def _check(config: TransformerConfig, params: Params) -> None:

@@ -28,6 +28,8 @@ def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
     spec.encoder.embeddings[0].weight = embeddings["source"]
     spec.decoder.embeddings.weight = embeddings["target"]
     spec.decoder.projection.weight = embeddings["softmax"]
+    if config.logits_bias:
+        spec.decoder.projection.bias = np.asarray(trained.params["logits_bias"], np.float32)
 
     spec.register_source_vocabulary(trained.vocabularies.source.pieces())
     spec.register_target_vocabulary(trained.vocabularies.target.pieces())
@@ -49,7 +51,7 @@ def _spec(config: TransformerConfig, state: State) -> Any:
         (config.num_layers, config.num_layers),
         config.num_heads,
         pre_norm=config.norm == "pre",
-        activation=common_spec.Activation.RELU,
+        activation=common_spec.Activation[config.activation.upper()],
     )
     for stack in ("encoder", "decoder"):
         layers = getattr(spec, stack)

@@ -32,7 +32,8 @@ def write_marian(trained: TrainedModel, folder: Path) -> None:
     state["model.decoder.embed_tokens.weight"] = embeddings["target"]
     state["lm_head.weight"] = embeddings["softmax"]
     state = permute_channels(state, sines_first(config.d_model))
-    state["final_logits_bias"] = np.zeros((1, config.vocab_size), np.float32)
+    bias = trained.params["logits_bias"] if config.logits_bias else np.zeros(config.vocab_size)
+    state["final_logits_bias"] = np.asarray(bias, np.float32)[None]
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
     source, target = trained.vocabularies
@@ -82,7 +83,7 @@ def _model_config(config: TransformerConfig, rows: int) -> dict[str, Any]:
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
         "torch_dtype": "float32",
-        "activation_function": "relu",
+        "activation_function": config.activation,
         "d_model": config.d_model,
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,

@@ -1,14 +1,17 @@
 """Reorders the pieces of another system's SentencePiece model to our ids: 0 padding, 1 EOS, 2 unknown."""
 
+import re
 from typing import NamedTuple
 
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN, load_pieces
+from t2t_jax.data.tokenizer import EOS, PAD, SPACE, UNKNOWN, load_pieces
 from t2t_jax.errors import InputError, shown
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
+_UNIGRAM = sentencepiece_model_pb2.TrainerSpec.UNIGRAM
+_LANGUAGE_CODE = re.compile(">>[^<>\\s]+<<")  # with which Marian's multilingual models begin a source sentence
 
 
 class Vocabulary(NamedTuple):
@@ -27,29 +30,76 @@ def in_our_order(
     encoding never produces. Control symbols that only the model has are dropped. Its other pieces (bytes excepted)
     that the dictionary lacks become unused: they still take part in merges, but encoding splits them.
     """
-    load_pieces(model, field)
-    proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(model)
-    for name in ids:
-        if not _is_symbol(name):
-            raise InputError(f"vocabulary: the dictionary has {shown(name)}; a piece must be text, and not empty")
-    for name in (pad, eos, unknown):
-        if name not in ids:
-            raise InputError(f"vocabulary: the dictionary has no {name}; it must have {pad}, {eos} and {unknown}")
-    special = {pad: _Piece.CONTROL, eos: _Piece.CONTROL, unknown: _Piece.UNKNOWN}
-    known = {piece.piece: piece for piece in proto.pieces}
-    pieces = [known.get(name) or _Piece(piece=name, score=0.0) for name in special]
-    for piece, kind in zip(pieces, special.values(), strict=True):
-        piece.type = kind
+    special = (pad, eos, unknown)
+    proto, pieces = _begun(model, ids, special, field)
+    known = {piece.piece for piece in proto.pieces}
     for piece in proto.pieces:
         name, is_text = piece.piece, piece.type not in (_Piece.CONTROL, _Piece.UNKNOWN)
         if name not in special and (name in ids or is_text):
             pieces.append(piece)
             if name not in ids and piece.type != _Piece.BYTE:
                 piece.type = _Piece.UNUSED
-    extra = sorted(set(ids) - set(known) - set(special), key=ids.get)
+    extra = sorted(set(ids) - known - set(special), key=ids.get)
     pieces += [_Piece(piece=name, score=0.0, type=_Piece.CONTROL) for name in extra]
-    found = Vocabulary(_reordered(model, pieces), np.array([ids.get(piece.piece, -1) for piece in pieces]))
+    return _finished(model, pieces, [ids.get(piece.piece, -1) for piece in pieces], field)
+
+
+def of_source(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown: str, field: str) -> Vocabulary:
+    """The vocabulary that only reads, of a system that looks up the pieces of `model` in the dictionary `ids`.
+
+    A piece that the dictionary lacks has the id of the unknown piece, as there. Language codes of the dictionary, such
+    as >>fra<<, are encoded as one piece at the beginning of a word. Its other pieces are never read and left out.
+    """
+    special = (pad, eos, unknown)
+    proto, pieces = _begun(model, ids, special, field)
+    pieces += [p for p in proto.pieces if p.piece not in special and p.type not in (_Piece.CONTROL, _Piece.UNKNOWN)]
+    found = [ids.get(piece.piece, ids[unknown]) for piece in pieces]
+    known = {piece.piece for piece in pieces}
+    for name in sorted(filter(_LANGUAGE_CODE.fullmatch, ids), key=ids.get):
+        if SPACE + name not in known:
+            pieces.append(_Piece(piece=SPACE + name, score=0.0, type=_Piece.USER_DEFINED))
+            found.append(ids[name])
+    return _finished(model, pieces, found, field)
+
+
+def of_target(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown: str, field: str) -> Vocabulary:
+    """The vocabulary that writes: exactly the entries of the dictionary `ids`, of which the softmax is made.
+
+    Those that `model` lacks are written as they are, but no text is encoded with them. Pieces that the dictionary lacks
+    are left out.
+    """
+    special = (pad, eos, unknown)
+    proto, pieces = _begun(model, ids, special, field)
+    if proto.trainer_spec.model_type != _UNIGRAM and not {piece.piece for piece in proto.pieces} <= ids.keys():
+        raise InputError(f"vocab.json lacks pieces of {field}, which is no unigram model; it must hold all of them")
+    pieces += [piece for piece in proto.pieces if piece.piece in ids and piece.piece not in special]
+    extra = sorted(set(ids) - {piece.piece for piece in pieces}, key=ids.get)
+    pieces += [_Piece(piece=name, score=0.0, type=_Piece.UNUSED) for name in extra]
+    return _finished(model, pieces, [ids[piece.piece] for piece in pieces], field)
+
+
+def _begun(
+    model: bytes, ids: dict[str, int], special: tuple[str, str, str], field: str
+) -> tuple[sentencepiece_model_pb2.ModelProto, list[_Piece]]:
+    """The parsed model, and the first three pieces of ours: padding, EOS, unknown."""
+    load_pieces(model, field)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    for name in ids:
+        if not _is_symbol(name):
+            raise InputError(f"vocabulary: the dictionary has {shown(name)}; a piece must be text, and not empty")
+    for name in special:
+        if name not in ids:
+            wanted = "{}, {} and {}".format(*special)
+            raise InputError(f"vocabulary: the dictionary has no {name}; it must have {wanted}")
+    known = {piece.piece: piece for piece in proto.pieces}
+    pieces = [known.get(name) or _Piece(piece=name, score=0.0) for name in special]
+    for piece, kind in zip(pieces, (_Piece.CONTROL, _Piece.CONTROL, _Piece.UNKNOWN), strict=True):
+        piece.type = kind
+    return proto, pieces
+
+
+def _finished(model: bytes, pieces: list[_Piece], ids: list[int], field: str) -> Vocabulary:
+    found = Vocabulary(_reordered(model, pieces), np.array(ids))
     load_pieces(found.model, f"vocabulary: the pieces of {field} with those of the dictionary")
     return found
 

@@ -12,10 +12,14 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from t2t_jax.errors import InputError
 from t2t_jax.model.einsum import dense, einsum
 from t2t_jax.model.kv_cache import LayerCache, write_slot
+from t2t_jax.model.local_attention import block_length, local_attention
+from t2t_jax.model.platform import platform
 
 # The most negative float32. Not −∞: the softmax of a row that is masked everywhere would be NaN.
 MASKED_SCORE = jnp.finfo(jnp.float32).min
@@ -40,6 +44,12 @@ def window_mask(length: int, window: int) -> Bool[Array, "1 1 T T"]:
     """A position may attend to those within `window` / 2 of it, on either side (Table 1, "restricted")."""
     positions = jnp.arange(length)
     return (jnp.abs(positions[:, None] - positions[None]) <= window // 2)[None, None]
+
+
+def whole_mask(mask: Bool[Array, "#B 1 #T S"] | None, keys: int, causal: bool) -> Bool[Array, "#B 1 #T S"]:
+    """The mask, None for one that is True for all S = `keys`, and if `causal` the causal mask (T = S)."""
+    mask = jnp.ones((1, 1, 1, keys), bool) if mask is None else mask
+    return mask & causal_mask(keys) if causal else mask
 
 
 def ancestor_mask(ancestors: Int[Array, "B W T"], slot: Int[Array, ""], window: int) -> Bool[Array, "B 1 W TW"]:
@@ -76,11 +86,16 @@ def scaled_dot_product_attention(
 ATTENTIONS = {"dot_product": scaled_dot_product_attention}
 
 
+def cudnn_supports(dtype: DTypeLike, head_dim: int) -> bool:
+    """Whether cuDNN's attention computes this: half precision, heads of up to 128 in multiples of 8."""
+    return jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16) and head_dim <= 128 and head_dim % 8 == 0
+
+
 def fused_attention(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H K S"],
     value: Float[Array, "B H S V"],
-    mask: Bool[Array, "#B 1 #T S"],
+    mask: Bool[Array, "#B 1 #T S"] | None,
     *,
     causal: bool,
 ) -> Float[Array, "B H T V"]:
@@ -90,25 +105,24 @@ def fused_attention(
     from there on, as a padding mask is. A row without any allowed position attends to the first one.
     """
     if query.shape[-1] != value.shape[-1]:  # which jax.nn.dot_product_attention refuses
-        mask = mask & causal_mask(query.shape[2]) if causal else mask
-        return scaled_dot_product_attention(query, key, value, mask)
+        return scaled_dot_product_attention(query, key, value, whole_mask(mask, key.shape[3], causal))
     batch, _, length, head_dim = query.shape
-    if mask.shape[2] == 1:
+    if mask is None:
+        allowed = {}
+    elif mask.shape[2] == 1:
         lengths = jnp.maximum(mask[:, 0, 0].sum(axis=-1, dtype=jnp.int32), 1)
         allowed = {"key_value_seq_lengths": jnp.broadcast_to(lengths, batch)}
     else:
         allowed = {"mask": jnp.broadcast_to(mask, (batch, 1, *mask.shape[2:]))}
-    # What cuDNN supports: half precision, heads of up to 128 in multiples of 8, explicit masks of even lengths only.
+    # cuDNN has explicit masks of even lengths only.
     mask_fits = "mask" not in allowed or (length % 2 == 0 and mask.shape[3] % 2 == 0)
-    fits = query.dtype in (jnp.bfloat16, jnp.float16) and head_dim <= 128 and head_dim % 8 == 0 and mask_fits
-    heads = jax.nn.dot_product_attention(
-        jnp.einsum("bhtk->bthk", query),
-        jnp.einsum("bhks->bshk", key),
-        jnp.einsum("bhsv->bshv", value),
-        is_causal=causal,
-        implementation="cudnn" if jax.default_backend() == "gpu" and fits else "xla",
-        **allowed,
-    )
+    arguments = jnp.einsum("bhtk->bthk", query), jnp.einsum("bhks->bshk", key), jnp.einsum("bhsv->bshv", value)
+    fits = mask_fits and cudnn_supports(query.dtype, head_dim)
+    implementation = "cudnn" if platform() == "gpu" and fits else "xla"
+    try:
+        heads = jax.nn.dot_product_attention(*arguments, is_causal=causal, implementation=implementation, **allowed)
+    except RuntimeError as error:  # no cuDNN, or too old a one or GPU
+        raise InputError(f"machine.fused_attention=True: {error}; set it to False") from None
     return jnp.einsum("bthv->bhtv", heads)
 
 
@@ -123,7 +137,7 @@ class MultiHeadAttention(nn.Module):
     `query_gain` and `key_value_gain` scale the Glorot limits. The paper's code initialises fused kernels: one matrix
     for q, k and v of self-attention, one for k and v of cross-attention; the gains give our separate kernels the
     same distributions. `function` is a name in `ATTENTIONS`; `fused` selects `fused_attention` instead, which has no
-    dropout on the attention weights.
+    dropout on the attention weights. With a `window` > 0, positions attend to those within `window` / 2 only.
     """
 
     num_heads: int
@@ -134,6 +148,7 @@ class MultiHeadAttention(nn.Module):
     query_gain: float
     key_value_gain: float
     function: str = "dot_product"
+    window: int = 0
     fused: bool = False
 
     def setup(self):
@@ -178,17 +193,36 @@ class MultiHeadAttention(nn.Module):
         self,
         x: Float[Array, "B T D"],
         memory: Float[Array, "B S D"],
-        mask: Bool[Array, "#B 1 #T S"],
+        mask: Bool[Array, "#B 1 #T S"] | None,
         dropout: Callable[[Array], Array],
         *,
         causal: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Attends from `x` to `memory` where `mask` allows it and, if `causal`, not to later positions."""
+        """Attends from `x` to `memory` where `mask` (None: everywhere) allows it and, if `causal`, not to later ones.
+
+        Sows the attention weights [B, H, T, S] into the collection 'intermediates', which is kept only by an `apply`
+        with `mutable=["intermediates"]`; `fused_attention` has none to sow.
+        """
+
+        def sow_and_drop(weights):
+            self.sow("intermediates", "weights", weights)
+            # In blocks there are several to a row, on which dropout depends.
+            return dropout(weights.reshape(len(x), -1, *weights.shape[2:])).reshape(weights.shape)
+
+        def attend(query, key, value, mask, causal=False):
+            if self.fused:
+                return fused_attention(query, key, value, mask, causal=causal)
+            return ATTENTIONS[self.function](query, key, value, whole_mask(mask, key.shape[3], causal), sow_and_drop)
+
         query, (key, value) = self.queries(x), self.keys_values(memory)
-        if self.fused:
-            return self.combine(fused_attention(query, key, value, mask, causal=causal))
-        mask = mask & causal_mask(x.shape[1]) if causal else mask
-        return self.combine(ATTENTIONS[self.function](query, key, value, mask, dropout))
+        left, right = self.window // 2, 0 if causal else self.window // 2
+        keys = left + block_length(left, right) + right
+        if self.window and 2 * keys <= x.shape[1] and not self.is_mutable_collection("intermediates"):
+            return self.combine(local_attention(attend, query, key, value, mask, left, right))
+        if self.window:
+            within = window_mask(x.shape[1], self.window)
+            mask = within if mask is None else mask & within
+        return self.combine(attend(query, key, value, mask, causal))
 
     def append_and_attend(
         self, y: Float[Array, "B W D"], cache: LayerCache, slot: Int[Array, ""], mask: Bool[Array, "B 1 W TW"]

@@ -4,41 +4,35 @@ import math
 from collections.abc import Callable
 
 import flax.linen as nn
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.model.attention import MultiHeadAttention
 from t2t_jax.model.config import TransformerConfig
 from t2t_jax.model.kv_cache import LayerCache
-from t2t_jax.model.layers import Dropout, FeedForward, Rows
+from t2t_jax.model.layers import Dropout, FeedForward, LayerNorm, Rows
 
 
 class Sublayer(nn.Module):
     """LayerNorm(x + Dropout(f(x))) (§3.1, §5.4); pre-norm: x + Dropout(f(LayerNorm(x)))."""
 
     config: TransformerConfig
-    dtype: DTypeLike
 
     @nn.compact
     def __call__(
         self, x: Float[Array, "B T D"], function: Callable[[Array], Array], rows: Rows
     ) -> Float[Array, "B T D"]:
-        norm = layer_norm(self.config, self.dtype, name="norm")
+        norm = LayerNorm(self.config.layer_norm_epsilon, name="norm")
         dropout = Dropout(self.config.dropout)
         if self.config.norm == "pre":
             return x + dropout(function(norm(x)), rows)
         return norm(x + dropout(function(x), rows))
 
 
-def layer_norm(config: TransformerConfig, dtype: DTypeLike, name: str | None = None) -> nn.LayerNorm:
-    """Layer normalisation with statistics in float32."""
-    return nn.LayerNorm(epsilon=config.layer_norm_epsilon, dtype=dtype, use_fast_variance=False, name=name)
-
-
 def self_attention(config: TransformerConfig, fused: bool) -> MultiHeadAttention:
     """Multi-head attention within one sequence."""
     # The paper's code has one d × 3d kernel for q, k and v, with the Glorot limit √(6/4d); ours of d × d have √(6/2d).
-    return _attention(config, fused, query_gain=math.sqrt(1 / 2), key_value_gain=math.sqrt(1 / 2))
+    gain = math.sqrt(1 / 2)
+    return _attention(config, fused, query_gain=gain, key_value_gain=gain, window=config.attention_window)
 
 
 def cross_attention(config: TransformerConfig, fused: bool) -> MultiHeadAttention:
@@ -47,7 +41,7 @@ def cross_attention(config: TransformerConfig, fused: bool) -> MultiHeadAttentio
     return _attention(config, fused, query_gain=1.0, key_value_gain=math.sqrt(2 / 3))
 
 
-def _attention(config, fused, query_gain, key_value_gain):
+def _attention(config, fused, query_gain, key_value_gain, window=0):
     return MultiHeadAttention(
         num_heads=config.num_heads,
         d_k=config.d_k,
@@ -57,6 +51,7 @@ def _attention(config, fused, query_gain, key_value_gain):
         query_gain=query_gain,
         key_value_gain=key_value_gain,
         function=config.attention,
+        window=window,
         fused=fused,
     )
 
@@ -65,15 +60,14 @@ class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network (§3.1)."""
 
     config: TransformerConfig
-    dtype: DTypeLike
     fused_attention: bool
 
     def setup(self):
         self.self_attention = self_attention(self.config, self.fused_attention)
-        self.feed_forward = FeedForward(self.config.d_ff)
+        self.feed_forward = FeedForward(self.config.d_ff, self.config.activation)
         self.attention_dropout = Dropout(self.config.attention_dropout)
-        self.after_self_attention = Sublayer(self.config, self.dtype)
-        self.after_feed_forward = Sublayer(self.config, self.dtype)
+        self.after_self_attention = Sublayer(self.config)
+        self.after_feed_forward = Sublayer(self.config)
 
     def __call__(self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 #S S"], rows: Rows) -> Float[Array, "B S D"]:
         def attend(x):
@@ -87,24 +81,23 @@ class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention to the encoder's output, then the feed-forward network (§3.1)."""
 
     config: TransformerConfig
-    dtype: DTypeLike
     fused_attention: bool
 
     def setup(self):
         self.self_attention = self_attention(self.config, self.fused_attention)
         self.cross_attention = cross_attention(self.config, self.fused_attention)
-        self.feed_forward = FeedForward(self.config.d_ff)
+        self.feed_forward = FeedForward(self.config.d_ff, self.config.activation)
         self.self_attention_dropout = Dropout(self.config.attention_dropout)
         self.cross_attention_dropout = Dropout(self.config.attention_dropout)
-        self.after_self_attention = Sublayer(self.config, self.dtype)
-        self.after_cross_attention = Sublayer(self.config, self.dtype)
-        self.after_feed_forward = Sublayer(self.config, self.dtype)
+        self.after_self_attention = Sublayer(self.config)
+        self.after_cross_attention = Sublayer(self.config)
+        self.after_feed_forward = Sublayer(self.config)
 
     def __call__(
         self,
         y: Float[Array, "B T D"],
         encoded: Float[Array, "B S D"],
-        self_mask: Bool[Array, "#B 1 #T T"],
+        self_mask: Bool[Array, "#B 1 #T T"] | None,
         source_mask: Bool[Array, "B 1 #T S"],
         rows: Rows,
     ) -> Float[Array, "B T D"]:

@@ -4,6 +4,7 @@ import dataclasses
 
 from t2t_jax.errors import InputError, Range, check_ranges, choice
 from t2t_jax.model.attention import ATTENTIONS
+from t2t_jax.model.layers import ACTIVATIONS
 
 _MOST_PARAMETERS = 10**12  # 4 TB in float32
 _SIZE = Range(1, 10_000_000)
@@ -26,6 +27,8 @@ class TransformerConfig:
     - `positions`: 'sinusoidal' (§3.5), 't2t' (the layout of the paper's code) or 'learned' (Table 3 row E: a table
       of `max_positions` rows for each stack).
     - `norm`: 'post' (§3.1) or 'pre'.
+    - `activation`: of the feed-forward networks: 'relu' (Eq. 2) or another entry of `ACTIVATIONS` (layers.py).
+    - `logits_bias`: whether the softmax has a bias. The paper's has none; Marian's has one.
     - `attention`: 'dot_product' (Eq. 1) or another entry of `ATTENTIONS` (attention.py).
     - `attention_window`: r of Table 1's restricted self-attention, where a position attends to those at most r/2
       away from it; 0: unrestricted.
@@ -36,6 +39,7 @@ class TransformerConfig:
     num_layers: int = 6
     d_model: int = 512
     d_ff: int = 2048
+    activation: str = "relu"
     num_heads: int = 8
     d_k: int = 64
     d_v: int = 64
@@ -48,6 +52,7 @@ class TransformerConfig:
     norm: str = "post"
     attention_bias: bool = False
     share_embeddings: bool = True
+    logits_bias: bool = False
     layer_norm_epsilon: float = 1e-6
 
     def __post_init__(self):
@@ -59,6 +64,7 @@ class TransformerConfig:
                 "model.share_embeddings must be False where the source has a vocabulary of its own; got True"
             )
         check_ranges({name: allowed for name, allowed in ranges.items() if allowed}, self, "model.")
+        choice("model.activation", self.activation, ACTIVATIONS)
         choice("model.attention", self.attention, ATTENTIONS)
         choice("model.positions", self.positions, ["sinusoidal", "t2t", "learned"])
         choice("model.norm", self.norm, ["post", "pre"])
@@ -84,4 +90,5 @@ class TransformerConfig:
         source_ids = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
         embeddings = self.vocab_size if self.share_embeddings else source_ids + 2 * self.vocab_size
         positions = 2 * self.max_positions if self.positions == "learned" else 0
-        return self.num_layers * layer + (norms + embeddings + positions) * self.d_model
+        bias = self.vocab_size if self.logits_bias else 0
+        return self.num_layers * layer + (norms + embeddings + positions) * self.d_model + bias

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from t2t_jax.model.platform import platform
+
 
 def matmul_output_dtype(dtype: DTypeLike) -> DTypeLike:
     """The fastest `preferred_element_type` for a matrix product of `dtype`, before the result is rounded to `dtype`.
@@ -14,7 +16,7 @@ def matmul_output_dtype(dtype: DTypeLike) -> DTypeLike:
     On CPU that is float32: XLA's bfloat16 kernels accumulate in float32 anyway, and are twice as fast if the result
     stays float32.
     """
-    return jnp.float32 if jax.default_backend() == "cpu" else dtype
+    return jnp.float32 if platform() == "cpu" else dtype
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
@@ -55,4 +57,21 @@ def dense(
         y = einsum("rm,mn->rn", x.reshape(-1, x.shape[-1]), kernel, x.dtype).reshape(*x.shape[:2], -1)
     else:
         y = einsum("btm,mn->btn", x, kernel, x.dtype)
-    return y if bias is None else y + bias.astype(x.dtype)[None, None]
+    return y if bias is None else add_bias(y, bias)
+
+
+@jax.custom_vjp
+def add_bias(y: Float[Array, "B T N"], bias: Float[Array, " N"]) -> Float[Array, "B T N"]:
+    """y + bias in y's dtype. Custom VJP: the gradient of the bias is a sum in its own dtype, as that of a kernel is."""
+    return y + bias.astype(y.dtype)[None, None]
+
+
+def _add_bias_forward(y, bias):
+    return add_bias(y, bias), bias
+
+
+def _add_bias_backward(bias, cotangent):
+    return cotangent, cotangent.sum(axis=(0, 1), dtype=bias.dtype)
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)

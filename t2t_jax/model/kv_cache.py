@@ -71,11 +71,12 @@ def init_cache(
     )
 
 
-def admit_to_cache(cache: KVCache, source: SourceCache, rows: Int[Array, " A"]) -> KVCache:
-    """Replaces the sentences in these rows by A new ones, not yet begun; row numbers from B upwards are ignored."""
-    insert = lambda old, new: old.at[rows].set(new.astype(old.dtype), mode="drop")
-    ancestors = cache.ancestors.at[rows].set(-1, mode="drop")
-    return cache._replace(source=jax.tree.map(insert, cache.source, source), ancestors=ancestors)
+def admit_to_cache(cache: KVCache, source: SourceCache, picks: Int[Array, " B"]) -> KVCache:
+    """Replaces sentence b by sentence `picks[b]` of the A in `source`, not yet begun; where that is −1, it stays."""
+    choose = jax.vmap(jnp.where)  # one condition for each row
+    replace = lambda old, new: choose(picks >= 0, new[picks].astype(old.dtype), old)
+    ancestors = choose(picks >= 0, jnp.full_like(cache.ancestors, -1), cache.ancestors)
+    return cache._replace(source=jax.tree.map(replace, cache.source, source), ancestors=ancestors)
 
 
 def claim_slot(cache: KVCache) -> KVCache:

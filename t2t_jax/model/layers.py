@@ -1,6 +1,8 @@
 """§3.3–3.5 and §5.4: feed-forward network (Eq. 2), shared embedding and softmax, positional encodings, dropout."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
@@ -11,19 +13,99 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.model.attention import glorot_uniform
 from t2t_jax.model.einsum import dense, einsum
+from t2t_jax.model.platform import platform
 
 # The index in the global batch of each given row, on which dropout depends; inside the layers None outside training.
 Rows = Int[Array, " B"] | None
 
 
 class FeedForward(nn.Module):
-    """Position-wise feed-forward network: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2, §3.3)."""
+    """Position-wise feed-forward network: FFN(x) = max(0, x W_1 + b_1) W_2 + b_2 (Eq. 2, §3.3).
+
+    `activation`, an entry of `ACTIVATIONS`, may replace max(0, ·).
+    """
 
     d_ff: int
+    activation: str = "relu"
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return Dense(x.shape[-1], name="output")(nn.relu(Dense(self.d_ff, name="hidden")(x)))
+        hidden = ACTIVATIONS[self.activation](Dense(self.d_ff, name="hidden")(x))
+        return Dense(x.shape[-1], name="output")(hidden)
+
+
+@jax.custom_vjp
+def relu(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """max(0, x). Custom VJP: the backward pass keeps the result, which the next layer keeps anyway, not x as well."""
+    return jnp.maximum(x, 0)
+
+
+def _relu_forward(x):
+    y = relu(x)
+    return y, y
+
+
+def _relu_backward(y, cotangent):
+    return (jnp.where(y > 0, cotangent, jnp.zeros_like(cotangent)),)
+
+
+relu.defvjp(_relu_forward, _relu_backward)
+
+# Values of `model.activation`. swish(x) = x σ(x) (SiLU); gelu(x) = x Φ(x), without the approximation by tanh.
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": relu,
+    "swish": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+}
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation (§3.1): (x − mean) / √(variance + ε) · scale + bias, computed in float32."""
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        scale = self.param("scale", nn.initializers.ones_init(), x.shape[-1:])
+        return layer_norm(x, scale, self.param("bias", nn.initializers.zeros_init(), x.shape[-1:]), self.epsilon)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def layer_norm(
+    x: Float[Array, "B T D"], scale: Float[Array, " D"], bias: Float[Array, " D"], epsilon: float
+) -> Float[Array, "B T D"]:
+    """Layer normalisation of x, in x's dtype.
+
+    Custom VJP: the backward pass keeps x and two numbers a position, where JAX would keep float32 arrays of x's shape.
+    """
+    return _layer_norm_forward(x, scale, bias, epsilon)[0]
+
+
+def _layer_norm_forward(x, scale, bias, epsilon):
+    mean = x.mean(axis=-1, keepdims=True, dtype=jnp.float32)
+    centred = x.astype(jnp.float32) - mean
+    rate = jax.lax.rsqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + epsilon)
+    y = centred * (rate * scale[None, None]) + bias[None, None]
+    return y.astype(x.dtype), (x, scale, mean, rate)
+
+
+def _layer_norm_backward(epsilon, residuals, cotangent):
+    x, scale, mean, rate = residuals
+
+    def in_float32(x, cotangent):
+        return (x.astype(jnp.float32) - mean) * rate, cotangent.astype(jnp.float32)
+
+    normalised, by_y = in_float32(x, cotangent)
+    scaled = by_y * scale[None, None]
+    along, across = (normalised * scaled).mean(axis=-1, keepdims=True), scaled.mean(axis=-1, keepdims=True)
+    by_x = rate * (scaled - across - normalised * along)
+    if platform() == "gpu":
+        # XLA would keep both float32 arrays for the sums over positions, which are another kernel there.
+        normalised, by_y = in_float32(*jax.lax.optimization_barrier((x, cotangent)))
+    return by_x.astype(x.dtype), (by_y * normalised).sum(axis=(0, 1)), by_y.sum(axis=(0, 1))
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 class Dense(nn.Module):

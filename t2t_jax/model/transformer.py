@@ -11,18 +11,20 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.errors import InputError
 from t2t_jax.model import kv_cache
-from t2t_jax.model.attention import ancestor_mask, padding_mask, segment_mask, window_mask
-from t2t_jax.model.blocks import DecoderLayer, EncoderLayer, layer_norm
+from t2t_jax.model.attention import ancestor_mask, padding_mask, segment_mask
+from t2t_jax.model.blocks import DecoderLayer, EncoderLayer
 from t2t_jax.model.config import TransformerConfig
 from t2t_jax.model.kv_cache import KVCache, LayerCache, SourceCache
 from t2t_jax.model.layers import (
     Dropout,
     Embedding,
+    LayerNorm,
     LearnedPositions,
     Rows,
     sinusoidal_positions,
     t2t_positions,
 )
+from t2t_jax.model.platform import platform
 
 
 class Transformer(nn.Module):
@@ -62,16 +64,18 @@ class Transformer(nn.Module):
         else:
             self.source_embedding = embedding(config.source_vocab_size or config.vocab_size)
             self.target_embedding, self.softmax = embedding(config.vocab_size), embedding(config.vocab_size)
+        if config.logits_bias:
+            self.logits_bias = self.param("logits_bias", nn.initializers.zeros_init(), (config.vocab_size,))
         if config.positions == "learned":
             self.source_positions = LearnedPositions(config.max_positions, config.d_model)
             self.target_positions = LearnedPositions(config.max_positions, config.d_model)
         self.source_dropout = Dropout(config.dropout)
         self.target_dropout = Dropout(config.dropout)
-        layers = lambda kind: [kind(config, self.dtype, self.fused_attention) for _ in range(config.num_layers)]
+        layers = lambda kind: [kind(config, self.fused_attention) for _ in range(config.num_layers)]
         self.encoder_layers, self.decoder_layers = layers(EncoderLayer), layers(DecoderLayer)
         if config.norm == "pre":
-            self.encoder_norm = layer_norm(config, self.dtype)
-            self.decoder_norm = layer_norm(config, self.dtype)
+            self.encoder_norm = LayerNorm(config.layer_norm_epsilon)
+            self.decoder_norm = LayerNorm(config.layer_norm_epsilon)
 
     def _embed_source(self, inputs, segments):
         embedding = self.embedding if self.config.share_embeddings else self.source_embedding
@@ -95,10 +99,8 @@ class Transformer(nn.Module):
         y = self.decoder_norm(y) if self.config.norm == "pre" else y
         return y, (self.embedding if self.config.share_embeddings else self.softmax)
 
-    def _restrict(self, mask):
-        """A self-attention mask, within the attention window if there is one."""
-        window = self.config.attention_window
-        return mask & window_mask(mask.shape[-1], window) if window else mask
+    def _with_bias(self, logits: Float[Array, "B T vocab"]) -> Float[Array, "B T vocab"]:
+        return logits + self.logits_bias[None, None] if self.config.logits_bias else logits
 
     def _apply_layer(self, layer, *arrays):
         call = lambda layer, *arrays: layer(*arrays)
@@ -115,7 +117,6 @@ class Transformer(nn.Module):
         """The encoder's output for each source position."""
         rows = _dropout_rows(inputs, train, rows)
         mask = padding_mask(inputs) if input_segments is None else segment_mask(input_segments, input_segments)
-        mask = self._restrict(mask)
         x = self.source_dropout(self._embed_source(inputs, input_segments), rows)
         for layer in self.encoder_layers:
             x = self._apply_layer(layer, x, mask, rows)
@@ -134,12 +135,12 @@ class Transformer(nn.Module):
         """The decoder by teacher forcing: it reads the targets shifted right by one position."""
         rows = _dropout_rows(inputs, train, rows)
         shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
-        self_mask, source_mask = jnp.ones((1, 1, 1, targets.shape[1]), bool), padding_mask(inputs)
+        # Padding comes after all target tokens, so that causality alone keeps them from attending to it.
+        self_mask, source_mask = None, padding_mask(inputs)
         if target_segments is not None:
             shifted = jnp.where(_is_segment_start(target_segments), 0, shifted)
             self_mask = segment_mask(target_segments, target_segments)
             source_mask = segment_mask(target_segments, input_segments)
-        self_mask = self._restrict(self_mask)
         positions = self._target_positions(jnp.arange(targets.shape[1]))
         y = self._embed_target(shifted) + _restart_at_segments(positions, target_segments)
         y = self.target_dropout(y, rows)
@@ -160,7 +161,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B T vocab"]:
         """Logits of every target position by teacher forcing: position t depends on the source and `targets[:, :t]`."""
         y, softmax = self._decode(encoded, inputs, targets, input_segments, target_segments, train, rows)
-        return softmax.logits(y)
+        return self._with_bias(softmax.logits(y))
 
     def before_softmax(
         self,
@@ -171,11 +172,17 @@ class Transformer(nn.Module):
         *,
         train: bool = False,
         rows: Rows = None,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "vocab D"]]:
-        """(y, E), where the logits are y Eᵀ: for a loss that never materialises them all (`training/loss.py`)."""
+    ) -> tuple[Float[Array, "B T M"], Float[Array, "vocab M"]]:
+        """(y, E), where the logits are y Eᵀ: for a loss that never materialises them all (`training/loss.py`).
+
+        M is d_model, and one more with `logits_bias`: the bias is then the last column of E, and y ends with 1.
+        """
         encoded = self.encode(inputs, input_segments, train=train, rows=rows)
         y, softmax = self._decode(encoded, inputs, targets, input_segments, target_segments, train, rows)
-        return y, softmax.table
+        if not self.config.logits_bias:
+            return y, softmax.table
+        ones = jnp.ones((*y.shape[:2], 1), y.dtype)
+        return jnp.concatenate([y, ones], 2), jnp.concatenate([softmax.table, self.logits_bias[:, None]], 1)
 
     def __call__(
         self,
@@ -197,7 +204,7 @@ class Transformer(nn.Module):
         Self-attention sees the newest `capacity` target positions of a hypothesis.
         """
         # XLA's CPU kernels would convert all of a bfloat16 cache to float32 at every step.
-        dtype = jnp.float32 if jax.default_backend() == "cpu" else self.dtype
+        dtype = jnp.float32 if platform() == "cpu" else self.dtype
         sizes = {name: getattr(self.config, name) for name in ("num_layers", "num_heads", "d_k", "d_v")}
         return kv_cache.init_cache(rows, source_length, beam_size, capacity, **sizes, dtype=dtype)
 
@@ -223,7 +230,7 @@ class Transformer(nn.Module):
             layers.append(layer_cache)
         y, softmax = self._before_softmax(y)
         slot = (cache.slot + 1) % cache.capacity
-        return softmax.logits_of_step(y), cache._replace(layers=tuple(layers), slot=slot)
+        return self._with_bias(softmax.logits_of_step(y)), cache._replace(layers=tuple(layers), slot=slot)
 
 
 def _dropout_rows(inputs: Int[Array, "B S"], train: bool, rows: Rows) -> Rows:

@@ -21,7 +21,10 @@ def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None
     are compared.
     """
     names, specs = _names_and_specs(state)
-    found = [_inspect(spec, mesh)(x) for spec, x in zip(specs, jax.tree.leaves(state), strict=True)]
+    # One at a time: on CPU, programs that wait for a step's all-reduce would occupy the threads that it needs itself.
+    found = [
+        jax.block_until_ready(_inspect(spec, mesh)(x)) for spec, x in zip(specs, jax.tree.leaves(state), strict=True)
+    ]
     digests, finite = ([_by_device(array) for array in arrays] for arrays in zip(*found, strict=True))
     mine = {"position": position, "digests": digests, "finite": finite}
     processes = sharding.gather(mine)

@@ -4,14 +4,19 @@
 (`TransformerConfig`, `StoreSettings`, `SearchOptions`). The functions check what depends on several fields.
 """
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 import jax
 from ml_collections import ConfigDict
 
 from t2t_jax import sharding
+from t2t_jax.data.bucketing import BUCKETINGS
+from t2t_jax.data.corpora import choose_corpus
 from t2t_jax.data.preparation import StoreSettings
-from t2t_jax.data.task import task_of
+from t2t_jax.data.task import Vocabularies, task_of
+from t2t_jax.decoding.grammars import check_grammar, grammar_of
 from t2t_jax.decoding.translator import check_options
 from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.evaluation.metrics import METRICS
@@ -24,6 +29,7 @@ _BYTES_PER_PARAMETER = 12  # in float32, with the two moments of Adam
 _RANGES = {
     "data.tokens_per_batch": Range(1, 10**9),
     "data.num_buckets": Range(1, 10_000),
+    "data.packing_shapes": Range(1, 16),
     "optimizer.learning_rate_factor": Range(0, open_below=True),
     "optimizer.warmup_steps": Range(1, _STEPS),
     "optimizer.beta1": Range(0, 1, open_above=True),
@@ -72,7 +78,8 @@ def check(config: ConfigDict) -> None:
 def check_data(config: ConfigDict) -> None:
     """Refuses an unknown task, corpus or metric, and shared embeddings of separate vocabularies."""
     settings, task = StoreSettings.of(config.data), task_of(config.data)
-    choice("data.corpus", config.data.corpus, task.corpora)
+    choose_corpus(config.data.corpus, task.corpora)
+    choice("data.bucketing", config.data.bucketing, BUCKETINGS)
     choice(f"task {config.data.task}: metric", task.metric, METRICS)
     if not settings.is_joint and config.model.share_embeddings:
         raise InputError(
@@ -103,17 +110,45 @@ def check_machine(config: ConfigDict) -> None:
         raise InputError(
             f"machine.model_parallel={parallel} must divide model.num_heads={heads}, and needs machine.engine='jit'"
         )
+    if parallel > 1 and config.machine.fused_attention:
+        raise InputError(
+            f"machine.model_parallel={parallel} needs machine.fused_attention=False: the fused kernel computes all "
+            "heads on one device"
+        )
     if engine == "pmap" and config.machine.shard_state:
         raise InputError("machine.shard_state=True needs machine.engine='jit'; pmap keeps the state whole everywhere")
 
 
 def check_decoding(config: ConfigDict) -> None:
     """Refuses options of the search that are impossible, by the name of their field."""
-    try:
+    with _errors_of("decode"):
         check_options(**config.decode)
-    except InputError as error:
-        raise InputError(f"decode.{error}") from None
+        if config.decode.constrained:
+            check_grammar(task_of(config.data))
     if not config.data.vocabulary and config.decode.beam_size > config.data.vocab_size:
         raise InputError(
             f"decode.beam_size must be at most data.vocab_size={config.data.vocab_size}; got {config.decode.beam_size}"
         )
+
+
+def check_search(config: ConfigDict, vocabularies: Vocabularies) -> None:
+    """Refuses what only the vocabularies tell: a beam larger than the target's, or one that no grammar fits.
+
+    The target vocabulary may be smaller than `data.vocab_size`.
+    """
+    if config.decode.beam_size > (size := len(vocabularies.target)):
+        raise InputError(
+            f"decode.beam_size must be at most {size}, the size of the target vocabulary; got {config.decode.beam_size}"
+        )
+    if config.decode.constrained:
+        with _errors_of("decode"):
+            grammar_of(task_of(config.data), vocabularies)
+
+
+@contextlib.contextmanager
+def _errors_of(section: str) -> Iterator[None]:
+    """Puts the section of the config before the field that an error names."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{section}.{error}") from None

@@ -7,7 +7,6 @@ import concurrent.futures
 import contextlib
 import functools
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,12 +18,16 @@ from jax.sharding import Mesh
 from t2t_jax import sharding
 from t2t_jax.data.batching import Bucket, empty_batch
 from t2t_jax.errors import InputError
+from t2t_jax.model.transformer import Transformer
+from t2t_jax.threads import available_cores
 from t2t_jax.training.train_step import Batch, Metrics, TrainState
 
 Shape = tuple[tuple[int, ...], ...]  # of a batch's inputs and targets
 # (state, a batch on the host) → (state, metrics)
 TakeStep = Callable[[TrainState, dict[str, np.ndarray]], tuple[TrainState, Metrics]]
 _GIB = 2**30
+# On GPU, XLA would join the products for q, k and v into one and then copy its parts: more bytes than the join saves.
+_COMPILER_OPTIONS = {"gpu": {"xla_disable_hlo_passes": "dot-merger"}}
 
 
 class Machine(NamedTuple):
@@ -55,7 +58,7 @@ def build(
     mesh: Mesh,
     machine: Machine,
 ) -> Engine:
-    """Compiles `step(microbatches, axis, state, batch)`, a pure function, for these batch shapes.
+    """Compiles `step(microbatches, state, batch, mesh=…, axis=…)`, like `train_step`, for these batch shapes.
 
     The new state has the shardings of `state`. All shapes have the same number of microbatches.
     """
@@ -74,7 +77,7 @@ def build(
 
 def _lower(step, state, mesh, batch, microbatches):
     layout = jax.tree.map(lambda x: x.sharding, state), sharding.replicated(mesh)
-    jitted = jax.jit(functools.partial(step, microbatches, None), donate_argnums=0, out_shardings=layout)
+    jitted = jax.jit(functools.partial(step, microbatches, mesh=mesh), donate_argnums=0, out_shardings=layout)
     return jitted.lower(state, sharding.put_rows(batch, mesh, microbatches))
 
 
@@ -88,9 +91,9 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
     rows = -(-max(len(batch["inputs"]) for batch in batches) // mesh.shape[sharding.DATA])
     choices = [machine.microbatches] if machine.microbatches else [2**n for n in range(rows.bit_length())]
     for microbatches in choices:
-        compiled = _compile(lower, batches[:1], microbatches)
+        compiled = _compile(lower, batches[:1], microbatches, mesh)
         if bytes_of(compiled[_shape(batches[0])]) <= limit:
-            compiled |= _compile(lower, batches[1:], microbatches)
+            compiled |= _compile(lower, batches[1:], microbatches, mesh)
         needs = {shape: bytes_of(step) for shape, step in compiled.items()}
         if max(needs.values()) <= limit:
             return microbatches, compiled
@@ -101,11 +104,17 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
     )
 
 
-def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int) -> dict[Shape, Any]:
+def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int, mesh: Mesh) -> dict[Shape, Any]:
     """The step compiled for each batch, several at a time."""
     lowered = {_shape(batch): lower(batch, microbatches) for batch in batches}
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(zip(lowered, pool.map(lambda step: step.compile(), lowered.values()), strict=True))
+    compile_step = lambda step: step.compile(compiler_options=compiler_options(mesh))
+    with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
+        return dict(zip(lowered, pool.map(compile_step, lowered.values()), strict=True))
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """XLA's options for the training step on these devices."""
+    return _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
 
 
 _REMEDIES = (
@@ -145,10 +154,10 @@ def _shape(batch: Batch) -> Shape:
 def _pmap(step: Callable, mesh: Mesh, microbatches: int) -> TakeStep:
     """The same step by `jax.pmap`: each device computes its rows, gradients and sums are all-reduced."""
     devices = mesh.shape[sharding.DATA]
+    step = functools.partial(step, microbatches, axis=sharding.DATA)
     mapped = jax.pmap(
-        functools.partial(step, microbatches, sharding.DATA), axis_name=sharding.DATA, in_axes=(None, 0), out_axes=None,
-        devices=list(mesh.devices.ravel()),
-    )  # fmt: skip
+        step, axis_name=sharding.DATA, in_axes=(None, 0), out_axes=None, devices=list(mesh.devices.ravel())
+    )
 
     def take_step(state, batch):
         rows = sharding.put_rows(batch, mesh, microbatches)
@@ -157,14 +166,15 @@ def _pmap(step: Callable, mesh: Mesh, microbatches: int) -> TakeStep:
     return take_step
 
 
-def describe(engine: Engine, shapes: int, state: TrainState, mesh: Mesh) -> str:
-    """A line about what was compiled and how much memory it needs."""
+def describe(engine: Engine, shapes: int, state: TrainState, mesh: Mesh, model: Transformer) -> str:
+    """A line about the devices, what was chosen for them, what was compiled and how much memory it needs."""
+    fused = " with fused attention" * model.fused_attention
+    devices = f"{mesh.devices.size} × {mesh.devices.flat[0].device_kind}, {model.dtype.name}{fused}"
     if engine.bytes == 0:
-        return "pmap: each batch shape is compiled when it first comes"
-    devices = f"{mesh.devices.size} device{'s' * (mesh.devices.size > 1)}"
+        return f"{devices}; pmap: each batch shape is compiled when it first comes"
     held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state))
     in_microbatches = f", each in {engine.microbatches} microbatches" if engine.microbatches > 1 else ""
     return (
-        f"{devices}, {engine.bytes / _GIB:.2f} GiB each ({held / _GIB:.2f} parameters and optimiser); compiled "
+        f"{devices}; {engine.bytes / _GIB:.2f} GiB each ({held / _GIB:.2f} parameters and optimiser); compiled "
         f"{shapes} batch shapes{in_microbatches} in {engine.seconds:.0f} s"
     )

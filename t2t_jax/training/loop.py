@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -13,11 +14,15 @@ from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.data.batching import pair_lengths
 from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import evaluate
+from t2t_jax.files import is_url
 from t2t_jax.model.flops import training_flops
+from t2t_jax.remote_run import local_run
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import engine
 from t2t_jax.training.agreement import check_state
 from t2t_jax.training.checks import check
+from t2t_jax.training.device_defaults import peak_tflops
+from t2t_jax.training.fine_tuning import Pretrained, pretrained
 from t2t_jax.training.profiler import Profiler
 from t2t_jax.training.progress import IN_FLIGHT, Progress
 from t2t_jax.training.result import finish
@@ -26,24 +31,40 @@ from t2t_jax.training.train_step import TrainState
 from t2t_jax.training.watchdog import Watchdog
 
 
-def train(config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | None = None) -> dict[str, Any]:
+def train(
+    config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | None = None, init_from: str = ""
+) -> dict[str, Any]:
     """Trains `config` in `workdir`, from its last checkpoint if it has one; evaluates and returns result.json.
 
-    `profile_steps` are the first and the last step of a trace in `workdir`/profile.
+    `workdir` is a folder or, if there is one process, the URL of one in an object store (remote_run.py).
+    `profile_steps` are the first and the last step of a trace in `workdir`/profile. Without a checkpoint, training
+    starts from the weights of the run `init_from`, if that is given.
     """
+    start = None
+    if init_from:
+        config, start = pretrained(config, init_from)
     check(config)
+    if is_url(workdir) and jax.process_count() > 1:
+        raise InputError(f"workdir: {workdir}: several processes need a folder that they share; give the path of one")
     mesh = sharding.make_mesh(model_parallel=config.machine.model_parallel)
-    with contextlib.closing(RunFolder.start(workdir, config.to_dict(), writes=sharding.is_main())) as run:
-        return train_in(run, config, mesh, profile_steps)
+    with (
+        local_run(workdir, trains=True) as (folder, publish),
+        contextlib.closing(RunFolder.start(folder, config.to_dict(), sharding.is_main(), publish)) as run,
+    ):
+        return train_in(run, config, mesh, profile_steps, start)
 
 
 def train_in(
-    run: RunFolder, config: ConfigDict, mesh: Mesh, profile_steps: tuple[int, int] | None = None
+    run: RunFolder,
+    config: ConfigDict,
+    mesh: Mesh,
+    profile_steps: tuple[int, int] | None = None,
+    start: Pretrained | None = None,
 ) -> dict[str, Any]:
     """`train` in a locked folder, in which nothing is changed before everything that may be refused has been."""
     experiment = set_up(config, mesh)
     checkpoints = CheckpointWriter(run.checkpoints, config.checkpoint.keep)
-    state, saved = restore_or_init(experiment, run, checkpoints)
+    state, saved = restore_or_init(experiment, run, checkpoints, start)
     step, train_steps = int(state.step), config.train.train_steps
     if step > train_steps:
         raise InputError(f"train.train_steps={train_steps}, but {run.path} has been trained for {step}; raise it")
@@ -57,7 +78,7 @@ def train_in(
     # Nothing was written before this.
     run.begin(config.to_dict(), experiment.store.vocabularies.files, step, saved.get("logged_step", 0))
 
-    peak_flops = config.machine.peak_tflops * 1e12 * mesh.devices.size
+    peak_flops = peak_tflops(config, mesh.devices.flat[0]) * 1e12 * mesh.devices.size
     skip = config.train.on_nonfinite == "skip"
     progress = Progress(
         run, step, train_steps, config.train.log_interval, experiment.schedule, peak_flops, skip, saved, watchdog

@@ -5,12 +5,14 @@ materialised. `smoothed_cross_entropy_reference` is the same formula on all logi
 """
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t2t_jax.model.einsum import einsum
+from t2t_jax.model.platform import platform
 from t2t_jax.model.transformer import Transformer
 from t2t_jax.training.train_step import Batch, LossFn
 
@@ -27,56 +29,53 @@ def smoothed_cross_entropy_reference(
     return jnp.sum(jnp.where(targets != 0, losses, 0))
 
 
-def tokens_per_chunk() -> int:
-    """Number of target positions whose logits a device holds at once: 63 MiB of float32 for 32,000 ids on CPU.
+def tokens_per_chunk() -> int | float:
+    """Number of target positions whose logits are materialised at once: 63 MiB of float32 for 32,000 ids on CPU.
 
     On CPU that is faster than all at once; smaller chunks are slower, as each one reads and writes the whole gradient
-    of the table. Accelerators, whose matmuls are much faster than their memory, need larger chunks.
+    of the table. On GPU, whose matmuls are much faster than their memory, any second chunk costs more than it saves:
+    there gradient accumulation (`train.accumulate`) bounds the memory.
     """
-    return 512 if jax.default_backend() == "cpu" else 4096
+    return {"cpu": 512, "gpu": math.inf}.get(platform(), 4096)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def cross_entropy(
     y: Float[Array, "B T D"],
     table: Float[Array, "vocab D"],
     targets: Int[Array, "B T"],
     label_smoothing: float,
-    devices: int = 1,
 ) -> Sums:
     """(smoothed loss, unsmoothed negative log-likelihood, tokens): sums in nats over the non-padding targets.
 
     The logits are y · tableᵀ. ε = `label_smoothing`: the smoothed target has 1 − ε on the true id and ε/(vocab − 1) on
     every other id. Custom VJP: the forward pass computes the gradients too, of the smoothed loss only; the other two
-    sums have zero gradient. The rows are divided equally among `devices`.
+    sums have zero gradient.
     """
 
     def add(total, y, targets):
         return jax.tree.map(jnp.add, total, _softmax_loss(y, table, targets, label_smoothing)[0]), None
 
-    return _totals(_scan_chunks(add, _zero_sums(targets), y, targets, devices)[0])
+    return _totals(_scan_chunks(add, _zero_sums(targets), y, targets)[0])
 
 
-def _forward(y, table, targets, label_smoothing, devices):
+def _forward(y, table, targets, label_smoothing):
     """The sums, and as residuals the gradients of the loss, computed while the logits of each chunk exist."""
 
     def add(total, y, targets):
         sums, by_logits = _softmax_loss(y, table, targets, label_smoothing)
         by_y = einsum("btv,vd->btd", by_logits, table, y.dtype)
-        # Each device sums over its own rows, so that one all-reduce after the last chunk is enough. [D, vocab], as the
-        # matmul for [vocab, D] would first transpose a copy of the logits.
-        by_device = lambda x: x.reshape(devices, -1, *x.shape[1:])
-        by_table = einsum("nbtd,nbtv->ndv", by_device(y), by_device(by_logits), jnp.float32)
+        # [D, vocab]: on CPU the matmul for [vocab, D] would first transpose a copy of the logits.
+        by_table = einsum("btd,btv->dv", y, by_logits, jnp.float32)
         return jax.tree.map(jnp.add, total, (sums, by_table)), by_y
 
-    zeros = _zero_sums(targets), jnp.zeros((devices, *table.shape[::-1]))
-    (sums, by_table), by_y = _scan_chunks(add, zeros, y, targets, devices)
+    (sums, by_table), by_y = _scan_chunks(add, (_zero_sums(targets), jnp.zeros(table.shape[::-1])), y, targets)
     # Without the barrier XLA would fuse the transposition into a matmul that it lacks for bfloat16 on CPU.
-    by_table = jax.lax.optimization_barrier(by_table.sum(axis=0))
+    by_table = jax.lax.optimization_barrier(by_table)
     return _totals(sums), (by_y, by_table.T.astype(table.dtype))
 
 
-def _backward(label_smoothing, devices, gradients, cotangents):
+def _backward(label_smoothing, gradients, cotangents):
     scale = lambda gradient: gradient * cotangents[0].astype(gradient.dtype)
     return *map(scale, gradients), None
 
@@ -91,15 +90,31 @@ def _softmax_loss(y, table, targets, label_smoothing):
     weights = (targets != 0).astype(jnp.float32)[..., None]
     # As −log p_k = logsumexp(z) − z_k, the loss needs only the target's logit and the sum of all logits.
     target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)
-    largest = logits.max(axis=-1, keepdims=True)
-    powers = jnp.exp(logits - largest)
-    total = powers.sum(axis=-1, keepdims=True)
+    largest, total, sum_of_logits = _reductions(logits)
     lse = largest + jnp.log(total)
-    smoothed = lse - on_target * target_logit - elsewhere * (logits.sum(axis=-1, keepdims=True) - target_logit)
+    smoothed = lse - on_target * target_logit - elsewhere * (sum_of_logits - target_logit)
     sums = tuple(x.sum(axis=(1, 2)) for x in (weights * smoothed, weights * (lse - target_logit), weights))
     ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
     q = jnp.where(ids == targets[..., None], on_target, elsewhere)
-    return sums, (powers * (weights / total) - weights * q).astype(y.dtype)
+    return sums, (jnp.exp(logits - largest) * (weights / total) - weights * q).astype(y.dtype)
+
+
+def _reductions(logits: Float[Array, "B T vocab"]) -> tuple[Float[Array, "B T 1"], ...]:
+    """max z, Σ exp(z − max z) and Σ z over the vocabulary."""
+    if platform() != "gpu":
+        largest = logits.max(axis=-1, keepdims=True)
+        total = jnp.exp(logits - largest).sum(axis=-1, keepdims=True)
+        return largest, total, logits.sum(axis=-1, keepdims=True)
+
+    # XLA would read the logits once for each reduction; this is one, with a running maximum (online softmax).
+    def combine(a, b):
+        largest = jnp.maximum(a[0], b[0])
+        total = a[1] * jnp.exp(a[0] - largest) + b[1] * jnp.exp(b[0] - largest)
+        return largest, total, a[2] + b[2]
+
+    lowest, zero = jnp.finfo(logits.dtype).min, jnp.zeros((), logits.dtype)
+    found = jax.lax.reduce((logits, jnp.ones_like(logits), logits), (lowest, zero, zero), combine, (2,))
+    return tuple(x[..., None] for x in found)
 
 
 def _zero_sums(targets):
@@ -110,13 +125,10 @@ def _totals(sums_of_rows) -> Sums:
     return tuple(x.sum() for x in sums_of_rows)
 
 
-def _scan_chunks(add, total, y, targets, devices):
-    """Scans `add(total, y, targets) → (total, outputs)` over chunks: (final total, outputs [B, T, …]).
-
-    A chunk holds some target positions of every row, so that it is divided among the devices as the batch is.
-    """
+def _scan_chunks(add, total, y, targets):
+    """Scans `add(total, y, targets) → (total, outputs)` over chunks of positions: (final total, outputs [B, T, …])."""
     rows, length = targets.shape
-    chunk_length = -(-length // -(-rows * length // (devices * tokens_per_chunk())))
+    chunk_length = math.ceil(length / max(1, math.ceil(rows * length / tokens_per_chunk())))
     count = -(-length // chunk_length)
     if count == 1:
         return add(total, y, targets)
@@ -130,16 +142,16 @@ def _scan_chunks(add, total, y, targets, devices):
     return total, jax.tree.map(join, outputs)
 
 
-def label_smoothed_loss(model: Transformer, label_smoothing: float, devices: int = 1) -> LossFn:
+def label_smoothed_loss(model: Transformer, label_smoothing: float) -> LossFn:
     """The loss of the paper for `train_step`: `loss` is label-smoothed, `nll` is not; sums in nats.
 
-    The rows of a batch are divided equally among `devices`. The entries of the batch are the arguments of the model.
+    The entries of the batch are the arguments of the model.
     """
 
     def loss_fn(params, batch: Batch, key):
         method, rngs = Transformer.before_softmax, {"dropout": key}
         y, table = model.apply({"params": params}, **batch, train=True, rngs=rngs, method=method)
-        loss, nll, tokens = cross_entropy(y, table, batch["targets"], label_smoothing, devices)
+        loss, nll, tokens = cross_entropy(y, table, batch["targets"], label_smoothing)
         return loss, {"loss": loss, "nll": nll, "target_tokens": tokens}
 
     return loss_fn

@@ -166,9 +166,10 @@ class Progress:
             record["flops_utilisation"] = sums["flops"] / training / self._peak_flops
         self._run.log(step, **record)
         self._logged_step = step
+        utilisation = f", MFU {record['flops_utilisation']:.1%}" if self._peak_flops else ""
         self._bar.set_postfix_str(
             f"loss {record['loss']:.3f}, {record['target_tokens_per_second']:,.0f} target tokens/s, "
-            f"padding {record['padding']:.1%}"
+            f"padding {record['padding']:.1%}{utilisation}"
         )
         self._since_log = collections.Counter()
 

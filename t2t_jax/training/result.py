@@ -25,12 +25,14 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
     language = config.data.target_language
     found = {
         split: evaluate(translator, *store.held_out(split), target_language=language, **config.decode)
-        for split in ("dev", "test")
+        for split in ("dev", *store.test_sets)
     }
     result = {
-        **{split: evaluation.scores for split, evaluation in found.items()},
+        **{split: found[split].scores for split in ("dev", "test")},
+        "other_tests": {split: found[split].scores for split in store.test_sets if split != "test"},
         "averaged_steps": averaged.metadata["averaged_steps"],
         "steps": averaged.step,
+        "training_pairs": store.report.kept,
         "parameters": sum(x.size for x in jax.tree.leaves(averaged.params)),
         "seed": config.train.seed,
         "training_seconds": round(progress.seconds, 1),
@@ -51,6 +53,8 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
         texts = [run.path / f"{split}.{side}.txt" for split in found for side in ("hypotheses", "reference")]
         write_object(run.result, result | {"sha256": {path.name: sha256(path) for path in texts}})
         print_samples(*store.held_out("test"), found["test"], config.evaluate.samples)
+        for split in store.test_sets:
+            print_scores(split, found[split])
     return result
 
 
@@ -63,12 +67,16 @@ def hardware(mesh: Mesh) -> str:
 
 
 def print_samples(sources: list[str], references: list[str], found: Evaluation, count: int) -> None:
-    """The first test sentences with their reference and translation, and the scores, on standard output."""
+    """The first test sentences with their reference and translation, on standard output."""
     for source, reference, translation in list(zip(sources, references, found.outputs, strict=True))[:count]:
         print(f"source       {source}\nreference    {reference}\ntranslation  {translation}\n")
+
+
+def print_scores(name: str, found: Evaluation) -> None:
+    """The scores of a test set, on standard output."""
     scores, metric = found.scores, found.metric
     signature = scores.get("signature", "")
-    print(f"test: {metric.describe(scores)} on {scores['sentences']} sentences  {signature}".rstrip())
+    print(f"{name}: {metric.describe(scores)} on {scores['sentences']} sentences  {signature}".rstrip())
     others = [f"{label} {scores[name]:.2f}" for name, label in metric.labels.items() if name != metric.headline]
     others.append(f"perplexity {scores['perplexity']:.2f} per subword")
-    print(f"test: {', '.join(others)}")
+    print(f"{name}: {', '.join(others)}")

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints, CheckpointWriter
 from t2t_jax.data.batching import Batches
+from t2t_jax.data.mixture import Mixture
 from t2t_jax.data.preparation import open_store
 from t2t_jax.data.task import Task, task_of
 from t2t_jax.data.token_store import TokenStore
@@ -22,7 +23,10 @@ from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import engine
+from t2t_jax.training.checks import check_search
+from t2t_jax.training.device_defaults import fused_attention
 from t2t_jax.training.engine import Engine, Machine
+from t2t_jax.training.fine_tuning import Pretrained
 from t2t_jax.training.loss import label_smoothed_loss
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 from t2t_jax.training.train_step import TrainState, init_state, train_step
@@ -52,13 +56,14 @@ def set_up(config: ConfigDict, mesh: Mesh) -> Experiment:
     with sharding.main_first("data"):
         store = open_store(config.data)
     say(store.describe())
+    check_search(config, store.vocabularies)
     schedule = make_schedule(config)
     return Experiment(
         config=config,
         task=task_of(config.data),
         store=store,
         batches=make_batches(config, store),
-        model=make_model(config, store),
+        model=make_model(config, store, mesh),
         schedule=schedule,
         optimizer=make_optimizer(config, schedule),
         mesh=mesh,
@@ -74,13 +79,17 @@ def make_batches(config: ConfigDict, store: TokenStore) -> Batches:
         num_buckets=config.data.num_buckets,
         seed=config.train.seed,
         packing=config.data.packing,
+        packing_shapes=config.data.packing_shapes,
+        bucketing=config.data.bucketing,
+        mixture=Mixture(store.report.texts, store.weights, config.train.seed) if store.is_mixture else None,
     )
 
 
-def make_model(config: ConfigDict, store: TokenStore) -> Transformer:
-    """The model, computing in `train.dtype`."""
+def make_model(config: ConfigDict, store: TokenStore, mesh: Mesh) -> Transformer:
+    """The model, computing in `train.dtype` on the devices of `mesh`."""
     shape = TransformerConfig(**store.vocabularies.sizes, **config.model)
-    return Transformer(shape, jnp.dtype(config.train.dtype), config.machine.fused_attention, config.machine.remat)
+    fused = fused_attention(config, mesh.devices.flat[0])
+    return Transformer(shape, jnp.dtype(config.train.dtype), fused, config.machine.remat)
 
 
 def make_schedule(config: ConfigDict) -> optax.Schedule:
@@ -108,9 +117,12 @@ def make_translator(experiment: Experiment, params: Any) -> Translator:
 
 
 def restore_or_init(
-    experiment: Experiment, run: RunFolder, checkpoints: CheckpointWriter
+    experiment: Experiment, run: RunFolder, checkpoints: CheckpointWriter, start: Pretrained | None = None
 ) -> tuple[TrainState, dict[str, Any]]:
-    """The state of the last checkpoint, or a new one, on every device; and the progress saved with it."""
+    """The state of the last checkpoint, or a new one, on every device; and the progress saved with it.
+
+    A new state has the parameters of `start`, if that is given, in place of random ones.
+    """
     config, model, optimizer, mesh = experiment.config, experiment.model, experiment.optimizer, experiment.mesh
     key = jax.random.key(config.train.seed)
     init = functools.partial(init_state, model, optimizer)
@@ -125,7 +137,11 @@ def restore_or_init(
     if found is None:
         if Checkpoints(run.averaged).steps():
             raise InputError(f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it")
-        return jax.jit(init, out_shardings=layout)(key), {}
+        state = jax.jit(init, out_shardings=layout)(key)
+        if start:
+            say(f"starting from the weights of {start.path}, {start.checkpoint}")
+            state = state._replace(params=jax.device_put(start.params, layout.params))
+        return state, {}
     for name, value in belongs_to.items():
         if found.metadata.get(name) != value:
             raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")
@@ -140,16 +156,16 @@ def compile_step(experiment: Experiment, state: TrainState) -> Engine:
     key = jax.random.fold_in(jax.random.key(config.train.seed), 1)  # 0 is that of the initial weights
     skip = config.train.on_nonfinite == "skip"
 
-    def step(microbatches, axis, state, batch):
-        devices = 1 if axis else mesh.shape[sharding.DATA]
-        loss_fn = label_smoothed_loss(experiment.model, config.train.label_smoothing, devices)
+    loss_fn = label_smoothed_loss(experiment.model, config.train.label_smoothing)
+
+    def step(microbatches, state, batch, **division):
         return train_step(
-            loss_fn, experiment.optimizer, microbatches, key, state, batch, axis=axis, skip_nonfinite=skip
+            loss_fn, experiment.optimizer, microbatches, key, state, batch, skip_nonfinite=skip, **division
         )
 
     machine = Machine(config.train.accumulate, config.machine.memory_gib, config.machine.engine)
     compiled = engine.build(step, buckets, state, mesh, machine)
-    say(engine.describe(compiled, len(buckets), state, mesh))
+    say(engine.describe(compiled, len(buckets), state, mesh, experiment.model))
     return compiled
 
 

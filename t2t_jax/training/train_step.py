@@ -1,13 +1,16 @@
 """§5: one training step, a pure function of (state, batch)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from t2t_jax import sharding
 from t2t_jax.model.transformer import Transformer
 
 Batch = dict[str, Int[Array, "B ..."]]
@@ -40,6 +43,7 @@ def train_step(
     state: TrainState,
     batch: Batch,
     *,
+    mesh: Mesh | None = None,
     axis: str | None = None,
     skip_nonfinite: bool = False,
 ) -> tuple[TrainState, Metrics]:
@@ -49,32 +53,27 @@ def train_step(
     devices or microbatches. Dropout is a function of the key, the step and an element's index in the global batch, so
     that devices and microbatches do not change it.
 
-    `axis` is the mapped axis (`jax.pmap`) over whose devices the rows are divided, in order.
+    Data parallelism: the rows are divided, in order, over the data axis of `mesh`. Each device computes the gradients
+    of its rows; their sum is all-reduced once, after the last microbatch, in the parameters' dtype. `axis` is for a
+    caller that has mapped this function over the devices itself (`jax.pmap`): the name of that axis.
 
     The metrics are the sums of `loss_fn` per target token, and `target_tokens`; `gradient_norm`; and `finite`: whether
     the loss, the gradients and the new parameters are finite. If they are not, `skip_nonfinite` keeps the old
     parameters and moments (the step still counts).
     """
     key = jax.random.fold_in(key, state.step)
-    rows = jnp.arange(len(batch["inputs"]))
-    if axis is not None:
-        rows += jax.lax.axis_index(axis) * len(rows)
-    batch = batch | {"rows": rows}
-
-    def gradients_and_sums(batch):
-        return jax.grad(loss_fn, has_aux=True)(state.params, batch, key)
-
-    def add_microbatch(total, batch):
-        return jax.tree.map(jnp.add, total, gradients_and_sums(batch)), None
-
-    if microbatches == 1:
-        gradients, sums = gradients_and_sums(batch)
+    total = functools.partial(_gradients_and_sums, loss_fn, microbatches)
+    if mesh is None or mesh.shape[sharding.DATA] == 1:
+        gradients, sums = total(axis, key, state.params, batch)
     else:
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradients_and_sums, batch))
-        split = jax.tree.map(lambda x: _interleaved(x, microbatches), batch)
-        (gradients, sums), _ = jax.lax.scan(add_microbatch, zeros, split)
-    if axis is not None:
-        gradients, sums = jax.lax.psum((gradients, sums), axis)
+        whole, by_rows = PartitionSpec(), PartitionSpec(sharding.DATA)
+        # With tensor parallelism, the compiler divides what is mapped over the data axis once more, by heads and so on.
+        axes = {sharding.DATA} if mesh.shape[sharding.MODEL] > 1 else set(mesh.axis_names)
+        mapped = jax.shard_map(
+            functools.partial(total, sharding.DATA, key),
+            mesh=mesh, in_specs=(whole, by_rows), out_specs=whole, axis_names=axes, check_vma=False,
+        )  # fmt: skip
+        gradients, sums = mapped(state.params, batch)
     tokens = sums["target_tokens"]
     gradients = jax.tree.map(lambda g: g / tokens, gradients)
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
@@ -91,10 +90,27 @@ def train_step(
     return new_state, metrics | {"gradient_norm": gradient_norm, "finite": finite.astype(jnp.float32)}
 
 
+def _gradients_and_sums(loss_fn, microbatches, axis, key, params, batch):
+    """The gradients of the loss, and the sums of `loss_fn`; with an `axis`, over all its devices."""
+    rows = jnp.arange(len(batch["inputs"]))
+    if axis is not None:
+        rows += jax.lax.axis_index(axis) * len(rows)
+    batch = batch | {"rows": rows}
+
+    def of(batch):
+        return jax.grad(loss_fn, has_aux=True)(params, batch, key)
+
+    def add_microbatch(total, batch):
+        return jax.tree.map(jnp.add, total, of(batch)), None
+
+    if microbatches == 1:
+        total = of(batch)
+    else:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of, batch))
+        split = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+        total, _ = jax.lax.scan(add_microbatch, zeros, split)
+    return total if axis is None else jax.lax.psum(total, axis)
+
+
 def _all_finite(tree: Any) -> Bool[Array, ""]:
     return jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]).all()
-
-
-def _interleaved(x: Int[Array, "B *n"], microbatches: int) -> Int[Array, "microbatches rows *n"]:
-    """[rows, …] → [microbatches, rows / microbatches, …]; each microbatch has rows of every device's share."""
-    return x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1)

@@ -5,20 +5,21 @@ from hypothesis import strategies as st
 
 from t2t_jax.data import batching
 from t2t_jax.data.batching import Batches, pair_lengths
-from t2t_jax.data.bucketing import Bucket, Rectangle, split_lengths
+from t2t_jax.data.bucketing import Bucket, Rectangle, partition, smallest_shapes, split_lengths
 from t2t_jax.data.packing import pack
 from t2t_jax.data.token_store import Sentences
 from t2t_jax.errors import InputError
 
 
-def batches_of(lengths, budget, buckets, seed, packing=False):
+def batches_of(lengths, budget, buckets, seed, packing=0):
     """Pairs of these lengths; sentence i repeats the id i + 2, which identifies it in a batch."""
     sides = [np.array(side) for side in zip(*lengths, strict=True)]
     sides = [Sentences(np.repeat(np.arange(len(side)) + 2, side), side.cumsum()) for side in sides]
-    return Batches(*sides, tokens_per_batch=budget, num_buckets=buckets, seed=seed, packing=packing)
+    shapes = {"packing": packing > 0, "packing_shapes": max(1, packing)}
+    return Batches(*sides, tokens_per_batch=budget, num_buckets=buckets, seed=seed, **shapes)
 
 
-both_layouts = pytest.mark.parametrize("packing", [False, True], ids=["bucketed", "packed"])
+all_layouts = pytest.mark.parametrize("packing", [0, 1, 3], ids=["bucketed", "packed", "packed in three shapes"])
 lengths = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=150)
 
 
@@ -57,16 +58,17 @@ def pairs_of_row(batch, row):
     return list(zip(*sides, strict=True))
 
 
-@given(lengths, st.integers(12, 200), st.integers(0, 99))
-@settings(max_examples=100)
-def test_every_pair_is_packed_once_per_epoch_and_never_split(lengths, budget, seed):
-    batches = batches_of(lengths, budget, 1, seed, packing=True)
-    (bucket,) = batches.buckets
-    assert max(bucket.source_length, bucket.target_length) * bucket.rows <= budget
+@given(lengths, st.integers(12, 200), st.integers(0, 99), st.integers(1, 4))
+@settings(max_examples=200)
+def test_every_pair_is_packed_once_per_epoch_and_never_split(lengths, budget, seed, shapes):
+    batches = batches_of(lengths, budget, 1, seed, packing=shapes)
+    assert len(set(batches.buckets)) == len(batches.buckets) <= shapes
+    for bucket in batches.buckets:
+        assert bucket.packed and max(bucket.source_length, bucket.target_length) * bucket.rows <= budget
     for epoch in (0, 1):
         seen = []
         for step in range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch):
-            batch = batches[step]
+            batch, bucket = batches[step], batches.bucket(step)
             for side, length in (("input", bucket.source_length), ("target", bucket.target_length)):
                 assert batch[f"{side}s"].shape == batch[f"{side}_segments"].shape == (bucket.rows, length)
             pairs = [pair for row in range(bucket.rows) for pair in pairs_of_row(batch, row)]
@@ -78,7 +80,7 @@ def test_every_pair_is_packed_once_per_epoch_and_never_split(lengths, budget, se
         assert sorted(seen) == list(range(len(lengths)))
 
 
-@both_layouts
+@all_layouts
 def test_pair_lengths_are_those_of_the_pairs_of_a_batch(packing):
     lengths = [(3, 2), (5, 7), (1, 1), (2, 9), (4, 4), (6, 3)]
     batches = batches_of(lengths, 40, 2, 0, packing)
@@ -88,7 +90,7 @@ def test_pair_lengths_are_those_of_the_pairs_of_a_batch(packing):
 
 def test_a_packed_row_by_hand():
     """Two pairs fill a row; the longer one comes first."""
-    batches = batches_of([(2, 3), (4, 2)], 6, 1, 0, packing=True)
+    batches = batches_of([(2, 3), (4, 2)], 6, 1, 0, packing=1)
     batch = batches[0]
     assert batches.per_epoch == 1 and batches.buckets == [Bucket(6, 6, 1, packed=True)]
     np.testing.assert_array_equal(batch["inputs"], [[3, 3, 3, 3, 2, 2]])
@@ -110,21 +112,34 @@ def wmt_like(count, seed=0):
     return [np.clip(np.rint(side), 2, 256).astype(np.int64) for side in (source, target)]
 
 
-def test_packed_rows_hold_at_most_1_5_percent_padding():
-    batches = batches_of(list(zip(*wmt_like(50_000), strict=True)), 25_000, 1, 0, packing=True)
+@pytest.mark.parametrize(("shapes", "most"), [(1, 0.015), (2, 0.05)])
+def test_packed_rows_hold_little_padding(shapes, most):
+    batches = batches_of(list(zip(*wmt_like(50_000), strict=True)), 25_000, 1, 0, packing=shapes)
     tokens = positions = 0
     for step in range(batches.per_epoch):
         batch = batches[step]
         tokens += np.count_nonzero(batch["inputs"]) + np.count_nonzero(batch["targets"])
         positions += batch["inputs"].size + batch["targets"].size
     assert tokens == sum(side.sum() for side in wmt_like(50_000))
-    assert 1 - tokens / positions <= 0.015
-    (bucket,) = batches.buckets
-    assert bucket.rows % 8 == 0 and bucket.source_length >= 256 and bucket.target_length >= 256
+    assert 1 - tokens / positions <= most
+    assert len(batches.buckets) == shapes and all(bucket.rows % 8 == 0 for bucket in batches.buckets)
+    assert batches.buckets[-1].source_length >= 256 and batches.buckets[-1].target_length >= 256
+
+
+def test_short_pairs_are_packed_into_short_rows_and_fill_the_gaps_of_long_ones():
+    """By hand: 100 pairs of length 8, nine of 12 and one of 20, in rows of 16 and of 20."""
+    batches = batches_of([(8, 8)] * 100 + [(12, 12)] * 9 + [(20, 20)], 640, 1, 0, packing=2)
+    assert batches.buckets == [Bucket(16, 16, 40, packed=True), Bucket(20, 20, 32, packed=True)]
+    rows = {20: [], 16: []}
+    for step in range(batches.per_epoch):
+        batch = batches[step]
+        rows[batches.bucket(step).source_length] += [row for row in batch["inputs"] if row.any()]
+    assert [np.count_nonzero(row) for row in rows[20]] == [20] * 10, "one of 12 and one of 8 in nine of them"
+    assert len(rows[16]) == 46, "91 pairs, two a row"
 
 
 def test_which_pairs_share_a_row_differs_between_epochs():
-    batches = batches_of([(1 + i % 5, 1 + i % 3) for i in range(200)], 60, 1, 0, packing=True)
+    batches = batches_of([(1 + i % 5, 1 + i % 3) for i in range(200)], 60, 1, 0, packing=1)
     together = []
     for epoch in (0, 1):
         steps = range(epoch * batches.per_epoch, (epoch + 1) * batches.per_epoch)
@@ -137,7 +152,7 @@ def everything(batches, steps):
     return [tuple(array.tobytes() for array in batches[step].values()) for step in steps]
 
 
-@both_layouts
+@all_layouts
 def test_batches_are_a_pure_function_of_seed_and_step(packing):
     pairs = [(1 + i % 9, 1 + i % 7) for i in range(200)]
     one, same, other = (batches_of(pairs, 60, 4, seed, packing) for seed in (3, 3, 4))
@@ -146,7 +161,7 @@ def test_batches_are_a_pure_function_of_seed_and_step(packing):
     assert everything(one, steps) != everything(other, steps)
 
 
-@both_layouts
+@all_layouts
 def test_plans_do_not_depend_on_the_chunk_size(packing, monkeypatch):
     pairs = [(1 + i % 9, 1 + i % 7) for i in range(200)]
     expected = batches_of(pairs, 60, 4, 0, packing)
@@ -156,16 +171,18 @@ def test_plans_do_not_depend_on_the_chunk_size(packing, monkeypatch):
     assert everything(found, range(found.per_epoch)) == expected
 
 
-@both_layouts
+@all_layouts
 def test_epochs_differ_in_order_and_in_batches(packing):
     batches = batches_of([(1 + i % 9, 1 + i % 7) for i in range(200)], 60, 4, 0, packing)
     epochs = [everything(batches, range(e * batches.per_epoch, (e + 1) * batches.per_epoch)) for e in (0, 1)]
     assert len(set(epochs[0]) & set(epochs[1])) < 5
     shapes = [[batches.bucket(e * batches.per_epoch + s) for s in range(batches.per_epoch)] for e in (0, 1)]
-    assert packing or shapes[0] != shapes[1], "buckets come in the same order in both epochs"
+    assert packing == 1 or shapes[0] != shapes[1], "buckets come in the same order in both epochs"
+    lengths = [sorted(zip(*pair_lengths(batches[epoch * batches.per_epoch]), strict=True)) for epoch in (0, 1)]
+    assert lengths[0] != lengths[1], "the first batch has pairs of the same lengths in both epochs"
 
 
-@both_layouts
+@all_layouts
 def test_prefetching_yields_the_same_batches_from_any_step(packing):
     batches = batches_of([(1 + i % 9, 1 + i % 7) for i in range(200)], 60, 4, 0, packing)
     ahead = [tuple(array.tobytes() for array in batch.values()) for batch in batches.iterate(5, 30)]
@@ -214,6 +231,46 @@ def test_more_buckets_never_pad_more(lengths):
     assert costs[-1] >= sum(s + t for s, t in lengths)
 
 
+def counted(lengths, longest=12):
+    counts = np.zeros((longest + 1, longest + 1), np.int64)
+    np.add.at(counts, tuple(np.array(lengths).T), 1)
+    return counts
+
+
+def padded_lengths(buckets, lengths):
+    """The positions that the pairs take in their buckets."""
+    return sum(sum(buckets.lengths[buckets.of_pair[pair]]) for pair in lengths)
+
+
+@given(lengths, st.integers(1, 8))
+@settings(max_examples=100)
+def test_each_pair_is_in_the_smallest_shape_that_holds_it_and_padding_is_no_more_than_in_a_partition(lengths, number):
+    buckets, plain = (of(counted(lengths), number) for of in (smallest_shapes, partition))
+    assert 1 <= len(buckets.lengths) <= number
+    for source, target in lengths:
+        holding = [sum(shape) for shape in buckets.lengths if source <= shape[0] and target <= shape[1]]
+        chosen = buckets.lengths[buckets.of_pair[source, target]]
+        assert source <= chosen[0] and target <= chosen[1] and sum(chosen) == min(holding)
+    assert padded_lengths(buckets, lengths) <= padded_lengths(plain, lengths)
+
+
+def test_smallest_shapes_by_hand():
+    """A partition into two must cut off the long source or the long target; a shape need not be a rectangle of it."""
+    lengths = [(2, 2)] * 10 + [(2, 8)] * 4 + [(8, 2)] * 4 + [(8, 8)]
+    assert sorted(smallest_shapes(counted(lengths), 2).lengths) == [(2, 2), (8, 8)]
+    assert padded_lengths(smallest_shapes(counted(lengths), 2), lengths) == 10 * 4 + 9 * 16
+    assert sorted(smallest_shapes(counted(lengths), 4).lengths) == [(2, 2), (2, 8), (8, 2), (8, 8)]
+
+
+def test_padding_of_sentences_like_those_of_wmt14():
+    source, target = wmt_like(50_000)
+    lengths = list(zip(source.tolist(), target.tolist(), strict=True))
+    tokens, counts = (source + target).sum(), counted(lengths, 256)
+    found = {n: 1 - tokens / padded_lengths(smallest_shapes(counts, n), lengths) for n in (12, 48)}
+    assert found[12] < 0.17 and found[48] < 0.08
+    assert found[12] < 0.8 * (1 - tokens / padded_lengths(partition(counts, 12), lengths))
+
+
 def test_the_number_of_rows_is_a_multiple_of_8():
     batches = batches_of([(5, 5)] * 100, 130, 1, 0)
     assert batches.buckets == [Bucket(5, 5, 24)]
@@ -221,11 +278,11 @@ def test_the_number_of_rows_is_a_multiple_of_8():
 
 def test_the_number_of_packed_rows_is_a_multiple_of_8_and_rows_hold_two_sentences():
     for budget, rows, length in ((79, 7, 11), (80, 8, 10), (159, 8, 16), (320, 16, 20)):
-        (bucket,) = batches_of([(10, 10)] * 500, budget, 1, 0, packing=True).buckets
+        (bucket,) = batches_of([(10, 10)] * 500, budget, 1, 0, packing=1).buckets
         assert (bucket.rows, bucket.target_length) == (rows, length)
 
 
-@both_layouts
+@all_layouts
 def test_a_budget_below_the_longest_sentence_is_refused(packing):
     with pytest.raises(InputError, match=r"data.tokens_per_batch=11 is less than the longest sentence \(12"):
         batches_of([(3, 12)], 11, 1, 0, packing)

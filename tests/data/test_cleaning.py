@@ -56,13 +56,14 @@ def test_text_is_normalised_only_if_switched_on():
     assert cleaning.normalize(text, Rules()) == text
     assert cleaning.normalize(text, Rules(normalize_punctuation=True)) == '"Groß" - it\'s here...\u200b\u0007'
     assert cleaning.normalize(text, Rules(remove_nonprinting=True)) == "„Groß“ – it’s\u00a0here…"
+    assert cleaning.normalize("Ä „I“ ẞ İx", Rules(lowercase=True)) == "ä „i“ ß i̇x"
     kept = clean([(text, text)], Rules(normalize_punctuation=True, remove_nonprinting=True), ("en", "de"), (), Report())
     assert kept == [('"Groß" - it\'s here...',) * 2]
 
 
 @given(st.text())
 def test_the_normalisation_rules_of_the_vocabulary_are_those_of_cleaning(text):
-    rules = Rules(normalize_punctuation=True, remove_nonprinting=True)
+    rules = Rules(lowercase=True, normalize_punctuation=True, remove_nonprinting=True)
     replaced = "".join(cleaning.replacements(rules).get(character, character) for character in text)
     assert cleaning.normalize(replaced, rules) == cleaning.normalize(text, rules)
     assert cleaning.replacements(Rules()) == {}
@@ -84,10 +85,11 @@ def test_repeated_keys_are_those_seen_before(keys):
 
 
 def test_reports_add_up_in_order():
-    first, second = Report(), Report()
+    first, second = Report(unknown=2), Report(unknown=3)
     clean([("", "a"), ("b", "")], Rules(), ("en", "de"), (), first)
     clean([("c", ""), ("", "d"), ("e", "e")], Rules(drop_identical=True), ("en", "de"), (), second)
     first.add(second)
+    assert first.unknown == 5
     assert first.read == 5 and first.kept == 0 and first.dropped == {"empty": 4, "identical": 1}
     assert first.examples == {"empty": [["", "a"], ["b", ""], ["c", ""]], "identical": [["e", "e"]]}
 

@@ -1,14 +1,20 @@
+import bz2
+import gzip
+import hashlib
 import json
+import lzma
 import zipfile
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_jax.data import corpora
+from t2t_jax.data import corpora, multi30k, parallel_text
 from t2t_jax.data.corpora import one_line, read_corpus
+from t2t_jax.data.parallel_text import zstd
 from t2t_jax.errors import DamagedError, InputError
 from tests.data import toy_corpus
+from tests.test_resume import write_config
 
 
 def read_files(prefixes, tmp_path):
@@ -59,6 +65,104 @@ def test_other_encodings_are_refused_with_the_line(tmp_path):
     (tmp_path / "dev.de").write_bytes(b"eins\n" * 11 + "fünf\n".encode("latin-1"))
     with pytest.raises(InputError, match=r"dev.de, line 12: not valid UTF-8 \(byte 0xfc\)"):
         list(read_files(prefixes, tmp_path).splits["dev"]())
+
+
+COMPRESS = {
+    "": lambda data: data,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": zstd.compress,
+}
+
+
+def write_text(directory, kind, suffix, pairs):
+    """Writes pairs in one of the formats; returns the name that stands for them."""
+    compressed = lambda lines: COMPRESS[suffix]("".join(f"{line}\n" for line in lines).encode())
+    if kind == "prefix":
+        for side, language in enumerate(("en", "de")):
+            (directory / f"mine.{language}{suffix}").write_bytes(compressed(pair[side] for pair in pairs))
+        return str(directory / "mine")
+    objects = [{"en": source, "de": target} for source, target in pairs]
+    lines = {
+        "tsv": ["\t".join(pair) for pair in pairs],
+        "jsonl": [json.dumps({"id": n, "translation": x}) for n, x in enumerate(objects)],
+        "flat jsonl": [json.dumps(x, ensure_ascii=False) for x in objects],
+    }[kind]
+    path = directory / f"mine.{kind.split()[-1]}{suffix}"
+    path.write_bytes(compressed(lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("kind", ["prefix", "tsv", "jsonl", "flat jsonl"])
+def test_every_format_of_text_compressed_or_not(tmp_path, kind, suffix):
+    pairs, prefixes = toy_corpus.pairs(300, 0), toy_corpus.write_splits(tmp_path)
+    prefixes["train"] = write_text(tmp_path, kind, suffix, pairs)
+    assert list(read_files(prefixes, tmp_path).splits["train"]()) == pairs
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("prefix", ".xz"), ("tsv", ".gz"), ("jsonl", ".zst")])
+def test_text_is_prepared_and_trained_on(tmp_path, command, kind, suffix):
+    write_config(tmp_path, "train__train_steps=1")
+    text = write_text(tmp_path, kind, suffix, toy_corpus.pairs(300, 0))
+    flags = (f"--config={tmp_path}/config.py", f"--config.data.train={text}:1,{tmp_path}/train:0.5")
+    code, output, errors = command("--mode=prepare", *flags)
+    assert code == 0 and "600 of 600 training pairs kept" in output, errors
+    code, _, errors = command(f"--workdir={tmp_path}/run", *flags)
+    assert code == 0 and json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 1, errors
+
+
+def test_several_training_texts_follow_each_other(tmp_path):
+    prefixes = toy_corpus.write_splits(tmp_path)
+    (tmp_path / "more.tsv").write_text("one\teins\n")
+    corpus = read_files(prefixes | {"train": f"{prefixes['train']}, {tmp_path}/more.tsv"}, tmp_path)
+    assert list(corpus.splits["train"]()) == [*toy_corpus.pairs(300, 0), ("one", "eins")]
+    assert corpus.checksums.keys() > {"train.0..en", "train.0..de", "train.1..tsv"}
+    with pytest.raises(InputError, match="data.train=.*a name is empty"):
+        read_files(prefixes | {"train": f"{prefixes['train']},"}, tmp_path)
+
+
+def test_further_test_sets_are_called_as_their_files(tmp_path):
+    prefixes = toy_corpus.write_splits(tmp_path)
+    (tmp_path / "talks-2020.tsv").write_text("one\teins\n")
+    corpus = read_files(prefixes | {"test": f"{prefixes['test']}, {tmp_path}/talks-2020.tsv"}, tmp_path)
+    assert list(corpus.splits) == ["train", "dev", "test", "talks_2020_tsv"]
+    assert list(corpus.splits["test"]()) == toy_corpus.pairs(20, 2)
+    assert list(corpus.splits["talks_2020_tsv"]()) == [("one", "eins")]
+    for names, message in {
+        f"{prefixes['test']},{prefixes['dev']}": "two test sets would be called 'dev'; rename the file",
+        f"{prefixes['test']},": "two test sets would be called ''",
+        f"{prefixes['test']},nowhere": "data.test=nowhere: no file nowhere.en",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            read_files(prefixes | {"test": names}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.tsv", b"a\tb\nc\n", "x.tsv, line 2: 1 columns; a line must have two"),
+        ("x.tsv", b"a\tb\tc\n", "x.tsv, line 1: 3 columns"),
+        ("x.tsv", b"", "x.tsv is empty"),
+        ("x.jsonl", b'{"en": "a", "de": "b"}\n\n', "x.jsonl, line 2: not JSON; each line must be like"),
+        ("x.jsonl", b'{"translation": {"en": "a", "fr": "b"}}\n', "x.jsonl, line 1: de is None; each line must be"),
+        ("x.jsonl", b'[1]\n', "line 1: en is None"),
+        ("x.tsv.gz", gzip.compress(b"a\tb\n" * 9999, mtime=0)[:-9], "x.tsv.gz: can't be unpacked .*; restore it"),
+        ("x.tsv.xz", lzma.compress(b"a\tb\n" * 9999)[:-9], "x.tsv.xz: can't be unpacked .*; restore it"),
+        ("x.tsv.bz2", b"BZh9 is no archive", "x.tsv.bz2: can't be unpacked .*; restore it"),
+        ("x.tsv.zst", zstd.compress(b"a\tb\n" * 9999)[:-9], "x.tsv.zst: can't be unpacked .*; restore it"),
+        ("x.tsv.zst", b"Zstandard is no archive", "x.tsv.zst: can't be unpacked .*; restore it"),
+        ("train.en.gz", gzip.compress(b"a", mtime=0), "train.en and .*train.en.gz are there; keep one of the two"),
+    ],
+)  # fmt: skip
+def test_text_that_cannot_be_read_is_refused_with_file_and_line(tmp_path, name, content, message):
+    prefixes = toy_corpus.write_splits(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    if not name.startswith("train"):
+        prefixes["train"] = str(tmp_path / name)
+    with pytest.raises(InputError, match=message):
+        list(read_files(prefixes, tmp_path).splits["train"]())
 
 
 def test_unknown_corpora_are_refused_with_the_known_ones(tmp_path):
@@ -135,4 +239,62 @@ def test_any_two_files_are_a_corpus_or_refused(tmp_path_factory, source, target)
 def test_counting_lines_agrees_with_reading_them(tmp_path):
     for content, count in [(b"", 0), (b"\n", 1), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"\n\n", 2)]:
         (tmp_path / "file").write_bytes(content)
-        assert corpora._count_lines(tmp_path / "file") == count
+        assert parallel_text._count_lines(tmp_path / "file") == count
+
+
+# --- Multi30k ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def captions(tmp_path, monkeypatch):
+    """A checkout of the repository with 60 pairs a split, whose sizes and hashes are the known ones."""
+    folder = tmp_path / "checkout" / "data" / "task1" / "raw"
+    folder.mkdir(parents=True)
+    known = {}
+    for name in multi30k._FILES:
+        path = folder / name
+        path.write_bytes(gzip.compress("".join(f"{name} {n}\n" for n in range(60)).encode()))
+        known[name] = (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(multi30k, "_FILES", known)
+    return folder
+
+
+def read_captions(captions, tmp_path, *languages):
+    return read_corpus("multi30k_enfr", *languages, {}, tmp_path, str(captions.parents[2]))
+
+
+def test_multi30k_has_three_test_sets_and_both_directions(captions, tmp_path):
+    corpus = read_captions(captions, tmp_path, "fr", "en")
+    assert list(corpus.splits) == ["train", "dev", "test", "test_2017_flickr", "test_2017_mscoco"]
+    firsts = {split: next(pairs()) for split, pairs in corpus.splits.items()}
+    assert firsts["dev"] == ("val.fr.gz 0", "val.en.gz 0")
+    assert firsts["test"] == ("test_2016_flickr.fr.gz 0", "test_2016_flickr.en.gz 0")
+    assert corpus.checksums.keys() == {path.name for path in captions.iterdir() if ".de." not in path.name}
+    with pytest.raises(InputError, match="multi30k_enfr has en and fr, either as the source"):
+        read_captions(captions, tmp_path, "en", "de")
+
+
+def test_multi30k_is_prepared_and_trained_on(captions, tmp_path, command):
+    write_config(tmp_path, "train__train_steps=1")
+    fields = {"corpus": "multi30k_ende", "archives": captions.parents[2], "train": "", "dev": "", "test": ""}
+    flags = [f"--config={tmp_path}/config.py", *(f"--config.data.{name}={value}" for name, value in fields.items())]
+    code, output, errors = command("--mode=prepare", *flags)
+    assert code == 0 and "60 of 60 training pairs kept" in output, errors
+    assert command(f"--workdir={tmp_path}/run", *flags)[0] == 0
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert found["steps"] == 1 and found["other_tests"].keys() == {"test_2017_flickr", "test_2017_mscoco"}
+
+
+def test_files_of_multi30k_are_checked_before_use(captions, tmp_path, monkeypatch):
+    path = captions / "val.fr.gz"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"!")
+    with pytest.raises(DamagedError, match=r"val.fr.gz: sha256 is .*, expected .*; replace it by https://raw.github"):
+        read_captions(captions, tmp_path, "en", "fr")
+    path.unlink()
+    monkeypatch.setattr(multi30k, "_URL", "http://127.0.0.1:9")
+    with pytest.raises(InputError, match=r"could not download .*val.fr.gz .* put val.fr.gz into a folder"):
+        read_captions(captions, tmp_path, "en", "fr")
+    (tmp_path / "downloads").mkdir(exist_ok=True)
+    (tmp_path / "downloads" / path.name).write_bytes(content)
+    assert next(read_captions(captions, tmp_path, "en", "fr").splits["dev"]()) == ("val.en.gz 0", "val.fr.gz 0")

@@ -7,11 +7,12 @@ import pytest
 
 from t2t_jax.data import preparation
 from t2t_jax.data.cleaning import Rules
-from t2t_jax.data.corpora import Corpus, read_corpus
+from t2t_jax.data.corpora import CORPORA, Corpus, read_corpus
 from t2t_jax.data.preparation import prepare
 from t2t_jax.data.ready_vocabulary import model_of_merges
+from t2t_jax.data.task import TASKS, Task
 from t2t_jax.data.token_store import TokenStore
-from t2t_jax.data.tokenizer import train_vocabulary
+from t2t_jax.data.tokenizer import train_symbols, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError
 from tests.data import toy_corpus
 from tests.data.test_token_store import SETTINGS
@@ -111,6 +112,86 @@ def flip_a_bit(path):
     path.write_bytes(data)
 
 
+# --- Target vocabularies of whole symbols ------------------------------------------------------------------
+
+
+@pytest.fixture
+def brackets(monkeypatch):
+    """The settings of a task whose targets are sequences of symbols."""
+    monkeypatch.setitem(TASKS, "brackets", Task(CORPORA, "bleu", _bracketed, target_symbols=True))
+    return dataclasses.replace(SEPARATE, task="brackets", vocab_size=13)
+
+
+def _bracketed(target):
+    return f"<{target.split(' ')[0]} {target} >"
+
+
+def test_the_target_vocabulary_is_the_symbols_of_all_training_targets(corpus, brackets, tmp_path):
+    settings = dataclasses.replace(brackets, vocab_size=512, vocab_pairs=5)
+    store = prepare(corpus, settings, tmp_path / "stores")
+    targets = [target for _, target in toy_corpus.pairs(300, 0)]
+    symbols = {"▁>"} | {f"▁{symbol}" for target in targets for symbol in _bracketed(target).split(" ")}
+    assert set(store.vocabularies.target.pieces()[3:]) == symbols and len(store.vocabularies.target) == 3 + 17
+    assert len(store.vocabularies.source) == 310  # byte-pair encoding, as without symbols
+    decoded = [store.vocabularies.target.decode(store.target[n]) for n in range(300)]
+    assert decoded == [_bracketed(target) for target in targets] and store.report.unknown == 0
+    assert "310 source and 20 target pieces" in store.describe()
+
+
+def test_too_many_symbols_are_refused_with_the_number_needed(corpus, brackets, tmp_path):
+    with pytest.raises(InputError, match="^data.vocab_size=13: .* 17 symbols; .* need data.vocab_size=20 or more"):
+        prepare(corpus, brackets, tmp_path / "stores")
+
+
+def test_a_joint_and_a_ready_vocabulary_have_no_whole_symbols(corpus, brackets, tmp_path):
+    joint = dataclasses.replace(brackets, source_vocab_size=0, vocab_size=340)
+    assert len(prepare(corpus, joint, tmp_path / "stores").vocabularies.target) == 340
+    ready = tmp_path / "ready.model"
+    ready.write_bytes(train_vocabulary([">"], 261))
+    store = prepare(corpus, dataclasses.replace(brackets, vocabulary=str(ready)), tmp_path / "stores")
+    assert store.vocabularies.target.model == ready.read_bytes()
+
+
+def test_pairs_with_unknown_symbols_are_counted_in_every_split(corpus, brackets, tmp_path):
+    known = [
+        "eins",
+        "zwei",
+        "drei",
+        "vier",
+        "fünf",
+        ">",
+        "<eins",
+        "<zwei",
+        "<drei",
+        "<vier",
+        "<fünf",
+    ]  # not sechs, sieben and acht
+    ready = tmp_path / "ready.model"
+    ready.write_bytes(train_symbols([" ".join(known)], 512))
+    store = prepare(corpus, dataclasses.replace(brackets, vocabulary=str(ready)), tmp_path / "stores")
+    count = lambda pairs: sum(not set(target.split(" ")) <= set(known) for _, target in pairs)
+    train, dev, test = (count(toy_corpus.pairs(n, seed)) for seed, n in enumerate((300, 12, 20)))
+    assert 0 < train < 300 and 0 < dev < 12 and 0 < test < 20
+    assert store.report.unknown == train
+    assert {split: counts["unknown"] for split, counts in store.held_out_counts.items()} == {"dev": dev, "test": test}
+    described = [" ".join(line.split()) for line in store.describe().splitlines()]
+    assert f"{train} kept with text that is not in the vocabulary" in described
+    assert f"12 dev pairs; {dev} with text that is not in the vocabulary" in described
+
+
+def test_dropped_pairs_with_unknown_symbols_are_not_counted(brackets, tmp_path):
+    prefixes = toy_corpus.write_splits(tmp_path)
+    toy_corpus.write(tmp_path / "train", [("one two", "eins acht"), ("one", "eins"), ("one two", "eins acht")])
+    corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
+    ready = tmp_path / "ready.model"
+    ready.write_bytes(train_symbols(["eins > <eins"], 512))
+    settings = dataclasses.replace(
+        brackets, vocabulary=str(ready), source_vocab_size=265, cleaning=Rules(drop_duplicates=True)
+    )
+    store = prepare(corpus, settings, tmp_path / "stores")
+    assert (store.report.kept, store.report.unknown) == (2, 1)
+
+
 # --- The names of stores -----------------------------------------------------------------------------------
 
 CORPUS = Corpus("files", ("en", "de"), {}, {"train.en": "0" * 64, "train.de": "1" * 64})
@@ -124,6 +205,15 @@ def test_joint_translation_stores_keep_the_names_they_had_before_separate_vocabu
     codes.write_text("o n\n")
     changes = {"vocabulary": str(codes), "cleaning": Rules(max_ratio=2.0)}
     assert preparation._key(CORPUS, dataclasses.replace(TRANSLATION, **changes)) == "9083857f86ab"
+
+
+def test_a_store_with_a_vocabulary_of_symbols_has_a_name_of_its_own(tmp_path, monkeypatch, brackets):
+    (tmp_path / "codes").write_text("o n\n")
+    changes = [{}, {"source_vocab_size": 0}, {"vocabulary": str(tmp_path / "codes")}]
+    with_symbols = [preparation._key(CORPUS, dataclasses.replace(brackets, **change)) for change in changes]
+    monkeypatch.setitem(TASKS, "brackets", Task(CORPORA, "bleu", _bracketed))
+    without = [preparation._key(CORPUS, dataclasses.replace(brackets, **change)) for change in changes]
+    assert with_symbols[0] != without[0] and with_symbols[1:] == without[1:]
 
 
 def test_stores_with_other_vocabularies_have_other_names(tmp_path):

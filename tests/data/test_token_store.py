@@ -172,7 +172,7 @@ def test_reservoir_sampling_draws_uniformly_and_reproducibly():
 
 
 def test_a_corpus_table_is_printed(corpus, tmp_path):
-    corpus = dataclasses.replace(corpus, table="archive | pairs")
+    corpus = dataclasses.replace(corpus, table=lambda: "archive | pairs")
     assert prepare(corpus, SETTINGS, tmp_path).describe().endswith("archive | pairs")
 
 
@@ -219,7 +219,7 @@ def test_a_held_out_line_that_cannot_be_scored_is_refused_before_training(tmp_pa
     with pytest.raises(InputError, match="data.dev, line 2: 1,025 subwords, which must be at most 1,024"):
         prepare(corpus, SETTINGS, tmp_path)
     store = prepare(corpus, dataclasses.replace(SETTINGS, heldout_max_length=1024), tmp_path)
-    assert store.held_out_counts["dev"] == {"read": 2, "kept": 1}
+    assert store.held_out_counts["dev"] == {"read": 2, "kept": 1, "unknown": 0}
 
 
 def test_bad_settings_are_refused_before_anything_is_downloaded(tmp_path, monkeypatch):

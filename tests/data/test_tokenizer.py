@@ -1,9 +1,11 @@
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.data.corpora import one_line
-from t2t_jax.data.tokenizer import EOS, Tokenizer, train_vocabulary
+from t2t_jax.data.tokenizer import EOS, UNKNOWN, Tokenizer, train_symbols, train_vocabulary
 from t2t_jax.errors import InputError
 from t2t_jax.files import single_line
 from tests.data import toy_corpus
@@ -50,6 +52,44 @@ def test_impossible_vocabulary_sizes_are_refused():
         train_vocabulary(["one two three"], 100_000)
     with pytest.raises(InputError, match="data.vocab_size=10"):
         train_vocabulary(["one two three"], 10)
+
+
+symbols = st.text(st.characters(exclude_categories=["C", "Z"], exclude_characters="▁"), min_size=1, max_size=40)
+symbols = symbols.filter(lambda symbol: not re.search("<pad>|</s>|<unk>", symbol))
+
+
+@given(st.lists(st.lists(symbols, min_size=1, max_size=6).map(" ".join), min_size=1, max_size=6))
+@settings(deadline=None)
+def test_each_symbol_is_one_piece_and_text_to_ids_to_text_is_the_identity(tmp_path_factory, sentences):
+    path = tmp_path_factory.mktemp("symbols") / "vocab.model"
+    path.write_bytes(train_symbols(sentences, 512))
+    tokenizer, known = Tokenizer(path), sorted(set(" ".join(sentences).split(" ")))
+    assert sorted(tokenizer.pieces()[3:]) == sorted(f"▁{symbol}" for symbol in known)
+    for sentence in sentences:
+        ids = tokenizer.encode(sentence)
+        assert len(ids) == len(sentence.split(" ")) + 1 and UNKNOWN not in ids
+        assert tokenizer.decode(ids) == sentence
+
+
+def test_symbols_do_not_depend_on_the_order_of_the_sentences_and_others_are_unknown(tmp_path):
+    model = train_symbols(["(S XX )S", "(NP XX )NP"], 8)
+    assert model == train_symbols(["(NP XX )NP", "XX", "(S XX )S"], 8)
+    (tmp_path / "vocab.model").write_bytes(model)
+    tokenizer = Tokenizer(tmp_path / "vocab.model")
+    assert len(tokenizer) == 8 and tokenizer.tokens([0, 1]) == ["<pad>", "</s>"]
+    assert [id == UNKNOWN for id in tokenizer.encode("(S (VP XX )VP )S")] == [False, True, False, True, False, False]
+
+
+@pytest.mark.parametrize("symbol", ["<unk>", "(<pad>", "</s>NP", "a\N{LOWER ONE EIGHTH BLOCK}b"])
+def test_symbols_that_mean_something_else_to_sentencepiece_are_refused(symbol):
+    with pytest.raises(InputError, match=f"data.train: '{re.escape(symbol)}' is a symbol of the targets; .* reserved"):
+        train_symbols([f"XX {symbol} XX"], 512)
+
+
+def test_more_symbols_than_the_vocabulary_has_pieces_are_refused():
+    message = "field=7: the training targets have 5 symbols; .* they need field=8 or more"
+    with pytest.raises(InputError, match=message):
+        train_symbols(["(S XX )S", "(NP XX )NP"], 7, field="field")
 
 
 def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):

@@ -6,20 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2t_jax.data.corpora import read_corpus
+from t2t_jax.data.treebanks import TREEBANKS, read_pairs
 from t2t_jax.data.trees import (
+    NUMBERS,
     REPAIRS,
     Tree,
     bracketed,
     linearize,
+    numbered_text,
+    numbered_words,
     output_tree,
     parse,
-    read_pairs,
     read_trees,
     rebuild,
+    tagged_text,
     target_text,
     words,
 )  # fmt: skip
 from t2t_jax.errors import InputError
+from t2t_jax.files import sha256
 
 SENTENCE = "(TOP (S (NP (PRP I)) (VP (VBP sleep)) (. .)))"
 
@@ -37,8 +43,23 @@ def test_linearisation_by_hand():
     tree = parse(SENTENCE)
     assert " ".join(linearize(tree)) == "(S (NP XX )NP (VP XX )VP XX )S"
     assert " ".join(linearize(tree, tags=True)) == "(S (NP PRP )NP (VP VBP )VP . )S"
+    assert tagged_text(SENTENCE) == "(S (NP PRP )NP (VP VBP )VP . )S"
     assert words(tree) == ["I", "sleep", "."] and bracketed(tree) == SENTENCE
-    assert output_tree("I sleep .", target_text(SENTENCE)) == "(TOP (S (NP (XX I)) (VP (XX sleep)) (XX .)))"
+    assert output_tree("I sleep .", target_text(SENTENCE)) == ("(TOP (S (NP (XX I)) (VP (XX sleep)) (XX .)))", {})
+
+
+def test_both_sides_number_the_words_and_begin_again_after_the_last_number():
+    assert numbered_words("I  sleep .") == "#0 I #1 sleep #2 ." and numbered_words("") == ""
+    assert numbered_text(SENTENCE) == "(S (NP #0 PRP )NP (VP #1 VBP )VP #2 . )S"
+    many = " ".join(["(NN w)"] * (NUMBERS + 2))
+    assert numbered_words("w " * (NUMBERS + 2)).endswith(" #63 w #0 w #1 w")
+    assert numbered_text(f"(TOP {many})").endswith(" #63 NN #0 NN #1 NN")
+
+
+@given(roots)
+def test_numbers_of_words_change_nothing_about_the_tree(tree):
+    numbered = numbered_text(bracketed(tree)).split()
+    assert rebuild(numbered, words(tree)) == rebuild(linearize(tree, tags=True), words(tree))
 
 
 @given(roots)
@@ -98,11 +119,9 @@ def test_a_root_of_any_name_is_top_and_a_missing_one_is_added():
 def test_brackets_in_words_are_written_as_treebanks_write_them():
     tree = parse("(TOP (NP (-LRB- -LRB-) (NN a) (-RRB- -RRB-)))")
     assert words(tree) == ["(", "a", ")"]
-    assert (
-        output_tree("f(x) \N{NO-BREAK SPACE}y", "(NP XX XX )NP")
-        == "(TOP (NP (XX f-LRB-x-RRB-) (XX \N{NO-BREAK SPACE}y)))"
-    )
-    assert output_tree("", "(NP )NP") == ""
+    text, repairs = output_tree("f(x) \N{NO-BREAK SPACE}y", "(NP XX XX )NP")
+    assert text == "(TOP (NP (XX f-LRB-x-RRB-) (XX \N{NO-BREAK SPACE}y)))" and not repairs
+    assert output_tree("", "(NP )NP") == ("", {"empty": 1})
 
 
 def test_a_file_may_have_several_trees_a_line_or_a_tree_on_several_lines(tmp_path):
@@ -123,7 +142,7 @@ def test_a_file_may_have_several_trees_a_line_or_a_tree_on_several_lines(tmp_pat
         (["(S (NP (NN a)) b)"], "wsj, line 1: 'b' is a second word"),
         (["(S (NP (-NONE- *)))"], "wsj, line 1: a tree without a word"),
         (["()"], "wsj, line 1: a tree without a word"),
-        (["(S" * 600], "wsj, line 1: constituents are nested deeper than 200"),
+        (["(S" * 600], "wsj, line 1: constituents are nested deeper than 198"),
     ],
 )
 def test_a_damaged_treebank_is_refused_by_line(lines, message):
@@ -135,3 +154,62 @@ def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "empty.mrg").write_text("\n\n")
     with pytest.raises(InputError, match="data.dev: holds no tree"):
         list(read_pairs(tmp_path / "empty.mrg", "data.dev"))
+
+
+def test_a_file_that_cannot_be_unpacked_is_refused(tmp_path):
+    path, packed = tmp_path / "x.mrg.gz", gzip.compress(b"(NN a)\n" * 100)
+    bad_block, bad_checksum = packed[:10] + b"\x07" + packed[11:], packed[:-8] + bytes(8)
+    for content in (b"(NN a)\n", packed[:-9], bad_block, bad_checksum):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="data.dev: can't be unpacked .*; restore it from a copy"):
+            list(read_pairs(path, "data.dev"))
+
+
+# --- The corpus "trees" ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Three files of one tree and of two trees, as `data.train`, `data.dev` and `data.test`."""
+    for split in ("train", "dev", "test"):
+        (tmp_path / f"{split}.mrg").write_text("(NN a)\n")
+    (tmp_path / "more.mrg").write_text("(NN b)\n(NN c)\n")
+    return {split: str(tmp_path / f"{split}.mrg") for split in ("train", "dev", "test")}
+
+
+def read(prefixes, tmp_path):
+    return read_corpus("trees", "en", "trees", prefixes, tmp_path, "", TREEBANKS)
+
+
+def test_files_of_trees_are_a_corpus_and_training_may_repeat_them(files, tmp_path):
+    corpus = read(files, tmp_path)
+    assert [list(corpus.splits[split]()) for split in files] == [[("a", "(TOP (NN a))")]] * 3
+    assert corpus.checksums["train"] == sha256(tmp_path / "train.mrg") and not corpus.has_copies
+    more = read(files | {"train": f"{files['train']}:2,{tmp_path / 'more.mrg'}"}, tmp_path)
+    assert [sentence for sentence, _ in more.splits["train"]()] == ["a", "a", "b", "c"] and more.has_copies
+    assert [line.split()[:4] for line in more.table().splitlines()[1:3]] == [
+        ["train", "1", "2", "50.0%"],
+        ["train", "2", "1", "50.0%"],
+    ]
+
+
+def test_further_test_sets_of_trees(files, tmp_path):
+    corpus = read(files | {"test": f"{files['test']},{tmp_path / 'more.mrg'}"}, tmp_path)
+    found = {split: [sentence for sentence, _ in pairs()] for split, pairs in corpus.splits.items()}
+    assert found == {"train": ["a"], "dev": ["a"], "test": ["a"], "more_mrg": ["b", "c"]}
+    assert corpus.checksums["more_mrg"] == sha256(tmp_path / "more.mrg")
+    assert corpus.table().splitlines()[-1].split()[:2] == ["more_mrg", "2"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("train", "", "data.train is empty; give a file of bracketed trees, such as train.mrg.gz"),
+        ("dev", "", "data.dev is empty"),
+        ("test", "none.mrg", "data.test: no file none.mrg; give a file of bracketed trees"),
+        ("train", "none.mrg:0", "the number of copies of none.mrg must be from 1"),
+    ],
+)
+def test_a_split_without_a_file_is_refused(files, tmp_path, field, value, message):
+    with pytest.raises(InputError, match=message):
+        read(files | {field: value}, tmp_path)

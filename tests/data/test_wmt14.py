@@ -13,7 +13,7 @@ import types
 
 import pytest
 
-from t2t_jax.data import wmt14
+from t2t_jax.data import downloads, wmt14
 from t2t_jax.data.corpora import read_corpus
 from t2t_jax.errors import DamagedError, InputError
 
@@ -172,11 +172,11 @@ def test_french_has_five_parts_and_its_archives_known_checksums(made, monkeypatc
     corpus = read_corpus("wmt14_enfr", "fr", "en", {}, tmp_path, str(made["fr"]))
     assert list(corpus.splits["train"]()) == [pair[::-1] for pair in training_pairs("fr")]
     assert list(corpus.splits["test"]()) == [pair[::-1] for pair in held_out_pairs("test", "fr", 3003)]
-    assert "  gigafren" in corpus.table and "40,836,715" in corpus.table
+    assert "  gigafren" in corpus.table() and "40,836,715" in corpus.table()
 
 
 def test_the_table_names_the_files_and_archives_and_the_numbers_of_pairs(prepared):
-    rows = [line.split() for line in read_corpus("wmt14_ende", "en", "de", {}, prepared).table.splitlines()]
+    rows = [line.split() for line in read_corpus("wmt14_ende", "en", "de", {}, prepared).table().splitlines()]
     assert rows[0][:3] == ["wmt14_translate", "expected", "ours"]
     assert rows[1] == ["train", "4,508,785", "9"]
     for row, (archive, stem, count) in zip(rows[2:5], PARTS["de"], strict=True):
@@ -326,9 +326,9 @@ def test_downloads_are_atomic(tmp_path):
     path.parent.mkdir()
     path.with_name("dev.tgz.partial").write_bytes(b"left by a killed process")
     with pytest.raises(InputError, match=r"served gave 10 of 11 bytes; .*put dev.tgz into a folder .*data.archives"):
-        wmt14.download(served.as_uri(), path, 11)
+        downloads.download(served.as_uri(), path, 11)
     assert not path.exists()
-    assert wmt14.download(served.as_uri(), path, 10).read_bytes() == b"0123456789"
+    assert downloads.download(served.as_uri(), path, 10).read_bytes() == b"0123456789"
     assert [p.name for p in path.parent.iterdir()] == ["dev.tgz"]
 
 

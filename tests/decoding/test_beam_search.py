@@ -16,6 +16,7 @@ from t2t_jax.decoding import top_k
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search, length_penalty
 from t2t_jax.decoding.constraints import Constraint, no_repeated_ngram
 from t2t_jax.decoding.sampling import Sampling
+from t2t_jax.decoding.search_options import EARLY_STOPS
 from t2t_jax.errors import InputError
 
 EOS = 1
@@ -71,6 +72,63 @@ def exhaustive(log_probs, limit, alpha):
             total = sum(log_probs[a, b] for a, b in zip((0, *tokens), tokens, strict=False))
             found.append((tokens, total / ((5 + length) / 6) ** alpha))
     return sorted(found, key=lambda item: -item[1])
+
+
+def stopped_search(log_probs, limit, width, alpha, n_best, rule):
+    """Beam search of one sentence, written plainly: [(tokens, score), …], and after how many steps it stops."""
+    penalty = lambda length: ((5 + length) / 6) ** alpha
+    alive, finished, finished_in_beam = [(0.0, ())], [], 0
+    for length in range(1, limit + 1):
+        candidates = [
+            (total + log_probs[tokens[-1] if tokens else 0, token], (*tokens, token))
+            for total, tokens in alive
+            for token in range(len(log_probs))
+        ]
+        candidates = sorted(candidates, reverse=True)[: 2 * width if width > 1 else 1]
+        ended = [rank for rank, (_, tokens) in enumerate(candidates) if tokens[-1] == EOS]
+        finished += [(candidates[rank][0] / penalty(length), candidates[rank][1]) for rank in ended]
+        finished_in_beam += sum(rank < width for rank in ended)
+        alive = [candidate for candidate in candidates if candidate[1][-1] != EOS][:width]
+        finished = sorted(finished, reverse=True)[:n_best]
+        worst = finished[-1][0] if len(finished) == n_best else -np.inf
+        stops = {
+            "exact": False,
+            "best_finished": bool(alive) and alive[0][0] / penalty(length) <= worst,
+            "beam_full": finished_in_beam >= width,
+        }
+        if not alive or stops[rule]:
+            break
+    found = finished or [(total / penalty(length), tokens) for total, tokens in alive[:n_best]]
+    return [(tokens, score) for score, tokens in found], length
+
+
+@pytest.mark.parametrize(
+    ("width", "n_best", "alpha"), [(1, 1, 0.6), (2, 1, 0.0), (3, 2, 0.6), (4, 4, 1.0), (4, 1, 2.0)]
+)
+def test_each_rule_of_stopping_early_is_that_of_a_plain_search(width, n_best, alpha):
+    """'exact' goes to the limit in the plain search; the others give other results and never take more steps."""
+    limit, count = 8, 40
+    log_probs = random_chains(width, count, vocab=5, sharpness=1.0)
+    plain = {rule: [stopped_search(x, limit, width, alpha, n_best, rule) for x in log_probs] for rule in EARLY_STOPS}
+    for rule in EARLY_STOPS:
+        options = {"beam_size": width, "n_best": n_best, "alpha": alpha, "early_stop": rule}
+        found = search(log_probs, [limit] * count, **options)
+        stopped = search(log_probs, [limit] * count, max_steps=max(steps for _, steps in plain[rule]), **options)
+        np.testing.assert_array_equal(stopped.lengths, found.lengths)
+        for sentence, (expected, _) in enumerate(plain[rule]):
+            assert [tokens for tokens, _ in listed(found, sentence)] == [tokens for tokens, _ in expected]
+            np.testing.assert_allclose([s for _, s in listed(found, sentence)], [s for _, s in expected], rtol=1e-4)
+    if width > 1 and alpha:
+        assert plain["exact"] != plain["best_finished"] and plain["best_finished"] != plain["beam_full"]
+
+
+def test_groups_stop_by_themselves_when_their_own_beams_are_full():
+    """Two groups of one hypothesis: the first ends with its first EOS, and the second still finds its own."""
+    log_probs = np.log(np.full((1, 4, 4), 1e-9) + np.array([[0, 0.6, 0.4, 0], *[[0, 0.9, 0, 0.1]] * 3])[None])
+    found = listed(search(log_probs, [6], beam_size=2, groups=2, n_best=2, diversity=5.0, early_stop="beam_full"))
+    assert [tokens for tokens, _ in found] == [(EOS,), (EOS,)]
+    wide = listed(search(log_probs, [6], beam_size=2, n_best=2, early_stop="beam_full"))
+    assert [tokens for tokens, _ in wide] == [(EOS,), (2, EOS)]
 
 
 def test_a_chain_whose_best_path_greedy_search_misses():
@@ -395,9 +453,9 @@ def test_frequencies_of_samples_are_the_probabilities_of_the_chain():
         assert abs(counts.get(tokens, 0) / 4000 - np.exp(total)) < 0.025
 
 
-@pytest.mark.parametrize(("vocab", "chunks"), [(32000, 250), (6256, 46), (997 * 11, None), (40, None)])
+@pytest.mark.parametrize(("vocab", "chunks"), [(32000, 1000), (6256, 184), (997 * 11, None), (40, None)])
 def test_top_tokens_are_those_of_a_stable_sort(vocab, chunks):
-    """With and without a divisor near 128, and with a vocabulary small enough to be sorted whole."""
+    """With and without a divisor near 32, and with a vocabulary small enough to be sorted whole."""
     assert chunks is None or vocab == chunks * top_k.chunk_size(vocab)
     values = np.random.default_rng(0).integers(0, 50, (2, 3, vocab)).astype(np.float32)
     found, tokens = jax.jit(top_k.top_tokens, static_argnums=1)(jnp.moveaxis(jnp.asarray(values), -1, 0), 8)
@@ -415,6 +473,7 @@ def test_top_tokens_are_those_of_a_stable_sort(vocab, chunks):
         ({"alpha": float("nan")}, "alpha must be finite, at least 0 and at most 10; got nan"),
         ({"diversity": float("nan")}, "diversity must be finite, at least 0; got nan"),
         ({"min_length": 10**30}, r"min_length must be at least 0 and at most 100000; got an integer of 100 bits"),
+        ({"early_stop": "soon"}, "early_stop: unknown value 'soon'; known: exact, best_finished, beam_full"),
         ({"groups": 3}, "groups must divide beam_size=4; got 3"),
         ({"sampling": Sampling(), "n_best": 4, "groups": 2}, "groups=2 is for beam search, samples are independent"),
         ({"no_repeat_ngram": -1}, "no_repeat_ngram must be at least 0 and at most 100; got -1"),

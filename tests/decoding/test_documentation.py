@@ -1,4 +1,4 @@
-"""The examples in docs/decoding.md do what the text around them says."""
+"""The Python examples of README.md, docs/decoding.md and docs/constraints.md do what the text around them says."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 import t2t_jax
 
-PAGE = Path(__file__).parents[2] / "docs/decoding.md"
+PAGES = ("README.md", "docs/decoding.md", "docs/constraints.md")
 EOS = 1
 
 pytestmark = pytest.mark.slow  # compiles five searches
@@ -18,8 +18,9 @@ pytestmark = pytest.mark.slow  # compiles five searches
 @pytest.fixture(scope="module")
 def page(translator):
     """The names that the examples define, run one after the other."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 5
+    text = "\n".join((Path(__file__).parents[2] / name).read_text() for name in PAGES)
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 6
     names = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(t2t_jax, "load", lambda path: translator)

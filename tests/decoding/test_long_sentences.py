@@ -3,7 +3,9 @@
 import dataclasses
 import io
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,9 +108,17 @@ def test_a_line_of_a_megabyte_is_split_before_the_search(translator, monkeypatch
 
 def test_a_wide_beam_has_fewer_rows(translator):
     usual = [(16, 4), (64, 4), (1024, 4), (1024, 16)]
-    rows = lambda source_length, beam_width: pool.bucket_rows(source_length, 99, translator.mesh, beam_width)
+    rows = lambda source_length, beam_width: pool.bucket_rows(source_length, 200, translator.mesh, beam_width)
     assert [rows(*shape) for shape in usual] == [64, 32, 2, 2]
     assert [rows(length, SearchOptions(beam_size=256).width) for length in (16, 64, 1024)] == [8, 2, 1]
+
+
+def test_rows_that_would_be_empty_are_avoided_where_they_cost_time():
+    """On CPU few sentences have few rows, which are refilled; on an accelerator one batch holds them if it can."""
+    mesh = lambda platform: SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+    rows = lambda platform: [pool.bucket_rows(16, count, mesh(platform)) for count in (1, 2, 7, 8, 17, 127, 128, 300)]
+    assert rows("cpu") == [1, 4, 8, 8, 16, 16, 64, 64]
+    assert rows("gpu") == [1, 4, 16, 16, 64, 256, 256, 512]
 
 
 def test_a_beam_wider_than_the_vocabulary_and_a_single_string_are_refused(translator, monkeypatch):

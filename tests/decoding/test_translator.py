@@ -1,4 +1,6 @@
+import collections
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from t2t_jax import sharding
 from t2t_jax.decoding import pool
 from t2t_jax.decoding.pool import Ensemble
 from t2t_jax.decoding.sampling import Sampling
+from t2t_jax.decoding.search_options import SearchOptions
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from tests import tiny
@@ -103,10 +106,10 @@ def test_eight_devices_translate_as_one_does(translator):
 
 def test_each_shape_bucket_is_compiled_once(translator):
     """Other sentences, other numbers of them and translations of other lengths do not compile anything again."""
-    counted = [pool._start, pool._source, pool._admit, pool._advance, pool._resize]
+    counted = [pool._start, pool._source, pool._decode, pool._resize]
     words = toy_corpus.pairs(100, 1)
     sentences = lambda seed, count: [" ".join(words[(seed + i) % 100][0].split()[: 1 + i % 9]) for i in range(count)]
-    for count in (1, 3, 16, 90):
+    for count in (1, 3, 16, 127, 200):
         translator.translate(sentences(0, count), max_extra_length=40)
     traces = [function._cache_size() for function in counted]
     for seed, count in ((1, 1), (2, 2), (3, 4), (4, 9), (5, 14), (6, 77), (7, 200)):
@@ -187,3 +190,58 @@ def test_bfloat16_gives_nearly_the_same_score(translator):
 def test_impossible_options_are_refused(translator, options, message):
     with pytest.raises(InputError, match=message):
         translator.translate(["one"], **options)
+
+
+def test_sentences_of_several_windows_are_translated_as_they_are_alone(translator):
+    """More than a window holds, of many lengths, so that the cache grows while rows are refilled."""
+    words = toy_corpus.pairs(150, 1)
+    sentences = [" ".join(words[i][0].split()[: 1 + i % 9] * (1 + i % 3)) for i in range(150)]
+    together = translator.translate(sentences, max_extra_length=30)
+    for index in range(0, 150, 5):
+        close(together[index], translator.translate([sentences[index]], max_extra_length=30)[0])
+    assert max(found[0].num_tokens for found in together) > 32
+
+
+def test_sentences_are_divided_among_as_many_searches_as_there_are_cores(translator, monkeypatch):
+    """On one CPU device. A fault in one of them is raised, and translations do not depend on their number."""
+    sentences = [source for source, _ in toy_corpus.pairs(30, 2)]
+    found = {}
+    for cores in (1, 3):
+        monkeypatch.setattr(pool, "available_cores", lambda cores=cores: cores)
+        found[cores] = translator.translate(sentences)
+    for one, other in zip(found[1], found[3], strict=True):
+        close(one, other)
+    counts = lambda of: [pool.num_searches(count, of) for count in (0, 1, 4, 5, 8, 9, 100)]
+    assert counts(translator.mesh) == [1, 1, 1, 2, 2, 3, 3]
+    devices = lambda platform, count: SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * count))
+    assert counts(devices("gpu", 1)) == counts(devices("cpu", 2)) == [1] * 7
+
+    monkeypatch.setattr(pool, "_source", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        translator.translate(sentences)
+
+
+def test_a_search_whose_last_sentences_another_one_takes_ends_without_results(translator):
+    class TakenAfterALook(collections.deque):
+        def __bool__(self):
+            found = len(self) > 0
+            self.clear()
+            return found
+
+    queue = TakenAfterALook([(0, pool.Request([3, 1], 4))])
+    search = pool._ContinuousBatch(translator.ensemble, 16, 4, queue, SearchOptions(), translator.mesh)
+    assert list(search.run()) == []
+
+
+def test_a_search_on_a_cpu_has_few_rows_and_takes_them_from_a_window():
+    mesh = lambda platform, devices=1: SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * devices))
+    rows = lambda window, width, d_model, *of: pool.searched_rows(window, width, d_model, mesh(*of))
+    assert [rows(64, 4, 512, "cpu"), rows(64, 4, 128, "cpu"), rows(64, 1, 512, "cpu")] == [16, 8, 64]
+    assert [rows(64, 21, 256, "cpu"), rows(1, 4, 512, "cpu"), rows(64, 4, 512, "cpu", 2)] == [4, 1, 32]
+    assert rows(512, 4, 512, "gpu") == 512
+
+
+def test_capacities_double_from_the_length_of_the_source():
+    assert pool.bucket_capacities(16, 67) == [16, 32, 64, 80]
+    assert pool.bucket_capacities(32, 32) == [32]
+    assert pool.bucket_capacities(64, 20) == [32]

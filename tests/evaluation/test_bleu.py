@@ -208,6 +208,20 @@ def test_case_and_escaped_characters_are_treated_alike_on_both_sides():
         assert corpus_scores([other], [line], "de")["paper_bleu"] < 90
 
 
+def test_the_lower_cased_protocol_is_that_of_multi30k():
+    """Its files hold, for the first line, the second: lower case, punctuation normalised, then Moses tokens."""
+    raw = "Ein Kind trägt ein „Super“-T-Shirt – und lacht…"
+    tokens = "ein kind trägt ein &quot; super &quot; -t-shirt - und lacht ..."
+    scores = corpus_scores([raw.upper()], [raw], "de")
+    assert scores["lowercased_bleu"] == pytest.approx(100) and scores["tokenized_bleu"] == 0
+    plain = raw.translate({ord("„"): '"', ord("“"): '"', ord("–"): "-", ord("…"): "..."})
+    assert corpus_scores([plain], [raw], "de")["lowercased_bleu"] == pytest.approx(100)
+    assert "case:lc|norm:moses-de|tok:moses-de" in scores["lowercased_signature"]
+    other = raw.replace("Kind", "Mann")
+    by_definition = multi_bleu_by_definition([tokens.replace("kind", "mann")], [tokens])
+    assert corpus_scores([other], [raw], "de")["lowercased_bleu"] == pytest.approx(by_definition)
+
+
 def test_without_a_language_there_are_only_the_scores_of_plain_text():
     full = corpus_scores(TRANSLATIONS, GERMAN, "de")
     plain = corpus_scores(TRANSLATIONS, GERMAN)
@@ -225,7 +239,14 @@ def test_the_command_prints_all_protocols(command, tmp_path):
 
     code, output, _ = command(*files, "--target_language=de")
     rows = {line.split()[0]: line for line in output.splitlines()}
-    assert code == 0 and list(rows) == ["paper_bleu", "tokenized_bleu", "sacrebleu", "chrf", "sentences"]
+    assert code == 0 and list(rows) == [
+        "paper_bleu",
+        "tokenized_bleu",
+        "lowercased_bleu",
+        "sacrebleu",
+        "chrf",
+        "sentences",
+    ]
     for name, signature in (("paper_bleu", "paper_signature"), ("sacrebleu", "signature"), ("chrf", "chrf_signature")):
         assert f"{expected[name]:.2f}" in rows[name] and expected[signature] in rows[name]
 

@@ -254,7 +254,7 @@ def test_a_damaged_file_of_job_ids_is_named(tmp_path):
 
 
 def table_2(run):
-    runs = table2_translation.by_cell(table2_translation.load(str(run)))
+    runs = table2_translation.by_cell(records.load(str(run)))
     sustained = table2_translation.sustained_tflops(["H100=60"], list(runs.values()))
     return table2_translation.table(runs, sustained, "markdown"), table2_translation.notes(runs)
 

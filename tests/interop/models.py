@@ -9,7 +9,7 @@ import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.checkpoints import CheckpointWriter
-from t2t_jax.data.task import SOURCE_FILE, TARGET_FILE, Vocabularies
+from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE, Vocabularies
 from t2t_jax.data.tokenizer import EOS, Tokenizer, train_vocabulary
 from t2t_jax.interop.imported import write_run
 from t2t_jax.model.transformer import Transformer, TransformerConfig
@@ -57,7 +57,7 @@ def random_run(folder: Path, seed: int = 0, **changes) -> Path:
     pieces = vocabulary()
     config = dataclasses.replace(CONFIG, vocab_size=340, **changes)
     params = random_params(config, seed)
-    write_run(folder, config, params, pieces, origin="chance", max_length=256, languages=("en", "de"))
+    write_run(folder, config, params, {JOINT_FILE: pieces}, origin="chance", max_length=256, languages=("en", "de"))
     assert len(Tokenizer(folder / "vocab.model")) == config.vocab_size
     return folder
 

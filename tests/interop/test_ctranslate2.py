@@ -15,7 +15,8 @@ from tests.runs import tiny_config
 ctranslate2 = pytest.importorskip("ctranslate2")
 
 VARIANTS = [{}, {"norm": "pre"}, {"positions": "t2t"}, {"positions": "learned"}, {"share_embeddings": False},
-            {"attention_bias": True, "layer_norm_epsilon": 1e-3}]  # fmt: skip
+            {"attention_bias": True, "layer_norm_epsilon": 1e-3}, {"activation": "gelu"},
+            {"activation": "swish", "logits_bias": True}]  # fmt: skip
 
 
 def export(run, folder):

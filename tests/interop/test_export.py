@@ -10,7 +10,8 @@ import pytest
 import main
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
-from t2t_jax.interop.export import export_run, new_folder
+from t2t_jax.files import new_folder
+from t2t_jax.interop.export import export_run
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from tests.interop import models
 

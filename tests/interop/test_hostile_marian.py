@@ -199,7 +199,7 @@ VARIANTS = {
         text("tokenizer_config.json", '{"separate_vocabs": "no"}'), "separate_vocabs is 'no'; it must be true or false",
     ),
     "tokenizer: separate vocabularies": (
-        text("tokenizer_config.json", '{"separate_vocabs": true}'), "only models with one joint vocabulary",
+        text("tokenizer_config.json", '{"separate_vocabs": true}'), "target_vocab.json",
     ),
     # vocab.json
     "vocab: empty": (text("vocab.json", ""), "vocab.json"),
@@ -227,7 +227,7 @@ VARIANTS = {
     "spm: random": (spm(lambda path: path.write_bytes(np.random.default_rng(0).bytes(5000))), "source.spm"),
     "spm: a text": (spm(lambda path: path.write_text("not a model\n")), "source.spm"),
     "spm: of another model": (spm(lambda path: path.write_bytes(models.vocabulary(345))), "vocab.json"),
-    "spm: the two differ": (of("target.spm", hostile.flip, 0.5), "differ"),
+    "spm: the two differ": (of("target.spm", hostile.flip, 0.5), "target.spm is not a SentencePiece"),
     "spm: a folder": (of("source.spm", hostile.make_folder), "source.spm"),
     "spm: a link to itself": (of("target.spm", hostile.link_loop), "target.spm"),
     **{f"spm: flipped at {p}": (spm(lambda path, p=p: hostile.flip(path, p)),) for p in (0.0, 0.01, 0.3, 0.5, 0.9)},
@@ -272,7 +272,9 @@ VARIANTS = {
     "safetensors: an embedding of fewer rows": (tensors(model__encoder__embed_tokens__weight=lambda x: x[:99]), "99"),
     "safetensors: an embedding of other width": (tensors(lm_head__weight=lambda x: x[:, :8].copy()), "lm_head.weight"),
     "safetensors: a flat embedding": (tensors(lm_head__weight=lambda x: x.ravel()), "lm_head.weight"),
-    "safetensors: a bias of the logits": (tensors(final_logits_bias=np.ones((1, 340), np.float32)), "final_logits_b"),
+    "safetensors: a short bias": (tensors(final_logits_bias=np.ones((1, 3), np.float32)), "final_logits_b"),
+    "safetensors: a flat bias": (tensors(final_logits_bias=np.ones(340, np.float32)), "final_logits_b"),
+    "safetensors: a bias that is not finite": (tensors(final_logits_bias=np.full((1, 340), np.nan, np.float32)), "fin"),
     "safetensors: the start symbol's vector": (
         tensors(model__decoder__embed_tokens__weight=lambda x: x + 1), "decoder_start_token_id"),
     # pytorch_model.bin

@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-VARIANTS = [{}, {"attention_bias": True}, {"share_embeddings": False}, {"num_heads": 2, "d_k": 8, "d_v": 8}]
+VARIANTS = [{}, {"attention_bias": True}, {"share_embeddings": False}, {"num_heads": 2, "d_k": 8, "d_v": 8},
+            {"activation": "gelu"}, {"activation": "swish", "logits_bias": True}]  # fmt: skip
 
 
 def export(run, folder):
@@ -137,7 +138,7 @@ def folder(tmp_path):
     ("field", "value", "message"),
     [
         ("model_type", "bart", "model_type is 'bart'"),
-        ("activation_function", "swish", "activation_function is 'swish'; our model has 'relu' only"),
+        ("activation_function", "mish", "activation_function is 'mish'; our model has 'relu', 'swish'"),
         ("decoder_layers", 3, "encoder_layers=2, decoder_layers=3"),
         ("decoder_ffn_dim", 3, "encoder_ffn_dim=20, decoder_ffn_dim=3"),
         ("decoder_start_token_id", 5, "decoder_start_token_id=5 must be <pad> .0. with a zero embedding"),
@@ -157,7 +158,7 @@ def test_parameters_that_do_not_match_are_refused_by_name(folder, tmp_path):
 
     state = load_file(folder / "model.safetensors")
     for name, value, message in [
-        ("final_logits_bias", np.ones((1, 340), np.float32), "final_logits_bias is not zero"),
+        ("final_logits_bias", np.ones((1, 339), np.float32), "final_logits_bias has 339 entries, vocab.json ids up to"),
         (
             "model.encoder.adapter.weight",
             np.ones(3, np.float32),
@@ -181,13 +182,29 @@ def test_parameters_that_do_not_match_are_refused_by_name(folder, tmp_path):
             from_marian(folder, tmp_path / "again")
 
 
-def test_importing_separate_vocabularies_is_refused(folder, tmp_path):
-    (folder / "target.spm").write_bytes(models.vocabulary(335))
-    with pytest.raises(InputError, match="source.spm and target.spm differ; only models with one joint vocabulary"):
+def test_a_dictionary_that_lacks_pieces_of_a_bpe_model_is_refused(folder, tmp_path):
+    """Without them its merges would be others; unigram models do without (test_opus_mt.py)."""
+    ids = json.loads((folder / "vocab.json").read_text())
+    del ids["▁eins"]
+    (folder / "vocab.json").write_text(json.dumps(ids))
+    with pytest.raises(InputError, match="vocab.json lacks 1 pieces of source.spm; it must hold all of them"):
         from_marian(folder, tmp_path / "again")
-    theirs = export(models.random_run_with_separate_vocabularies(tmp_path / "separate"), tmp_path / "theirs")
-    with pytest.raises(InputError, match="separate_vocabs is True; only models with one joint vocabulary"):
-        from_marian(theirs, tmp_path / "again")
+    (folder / "source.spm").write_bytes(models.vocabulary(335))
+    with pytest.raises(InputError, match="vocab.json lacks pieces of target.spm, which is no unigram model"):
+        from_marian(folder, tmp_path / "again")
+
+
+@pytest.mark.parametrize("changes", [{"activation": "swish", "logits_bias": True}, {"activation": "gelu"}], ids=str)
+def test_separate_vocabularies_activations_and_the_bias_survive_a_round_trip(tmp_path, changes):
+    run = models.random_run_with_separate_vocabularies(tmp_path / "run", **changes)
+    from_marian(export(run, tmp_path / "theirs"), tmp_path / "again")
+    before, after = restore(run), restore(tmp_path / "again")
+    assert before.vocabularies.files == after.vocabularies.files
+    expected = dict(before.params)
+    for side in ("source_embedding", "target_embedding"):  # row 0, which is never used, is not kept
+        expected[side] = {"table": jnp.asarray(expected[side]["table"]).at[0].set(0)}
+    jax.tree.map(np.testing.assert_array_equal, after.params, expected)
+    assert after.model.config.activation == changes["activation"]
 
 
 # --- Exports with separate source and target vocabularies --------------------------------------------------

@@ -13,6 +13,7 @@ from t2t_jax.model.attention import (
     scaled_dot_product_attention,
     window_mask,
 )
+from tests import tiny
 from tests.tiny import B, D, H, K, S, T, V
 
 
@@ -90,3 +91,16 @@ def test_glorot_fans_are_those_of_the_flattened_kernel():
     output = attention.glorot_uniform(1.0, (0, 1), 2)(jax.random.key(0), (8, 8, 32), jnp.float32)
     limit = np.sqrt(6 / (64 + 32))
     assert 0.98 * limit < np.abs(output).max() <= limit
+
+
+def test_attention_weights_are_neither_kept_nor_computed_unless_asked_for(monkeypatch):
+    """The gradient's program is the same text as without `sow`; asked for, there is one array for each module."""
+    model, inputs, targets = tiny.model(), tiny.sentences([S, 3], S), tiny.sentences([T, 4], T, seed=1)
+    variables = tiny.variables(model)
+    assert variables.keys() == {"params"}
+    program = lambda: jax.jit(jax.grad(lambda v: model.apply(v, inputs, targets).sum())).lower(variables).as_text()
+    with_sow = program()
+    _, kept = model.apply(variables, inputs, targets, mutable=["intermediates"])
+    assert len(jax.tree.leaves(kept)) == 3 * model.config.num_layers
+    monkeypatch.setattr(MultiHeadAttention, "sow", lambda *_: False)
+    assert program() == with_sow

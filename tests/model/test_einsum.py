@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2t_jax.model.einsum import dense, einsum
+from t2t_jax.model.einsum import add_bias, dense, einsum
 
 
 def numbers(seed, *shape):
@@ -54,3 +54,10 @@ def test_dense_is_x_kernel_plus_bias_and_the_gradient_of_a_float32_kernel_is_not
     assert gradient.dtype == jnp.float32
     exact = np.einsum("btm,btn->mn", np.asarray(x, np.float64), np.asarray(cotangent, np.float64))
     np.testing.assert_allclose(gradient, exact, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_a_bias_is_summed_in_float32():
+    """Of 998 ones and two 2⁻⁹; the nearest number to their sum in bfloat16 is 1,000."""
+    cotangent = jnp.full((1000, 1, 2), 1.0, jnp.bfloat16).at[:2].set(2.0**-9)
+    _, vjp = jax.vjp(lambda bias: add_bias(jnp.zeros_like(cotangent), bias), jnp.zeros(2))
+    np.testing.assert_array_equal(vjp(cotangent)[0], np.full(2, 998 + 2.0**-8))

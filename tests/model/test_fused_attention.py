@@ -9,6 +9,7 @@ import pytest
 
 from t2t_jax.errors import InputError
 from t2t_jax.model import attention
+from t2t_jax.model.platform import tracing_for
 from t2t_jax.model.transformer import Transformer
 from tests import tiny
 from tests.model.test_packing import ROWS, apart, loss_and_gradient, together
@@ -74,17 +75,33 @@ def test_cudnn_is_used_where_it_supports_the_case_and_padding_masks_become_lengt
         used.update(options)
         return query
 
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
     array = jnp.zeros((2, 3, length, head_dim), dtype)
     padding = attention.padding_mask(jnp.array([[3] * length, [0] * length]))
     mask = jnp.ones((1, 1, length, length), bool) if masked else padding
-    attention.fused_attention(array, jnp.swapaxes(array, 2, 3), array, mask, causal=True)
+    with tracing_for(backend):
+        attention.fused_attention(array, jnp.swapaxes(array, 2, 3), array, mask, causal=True)
     assert used["implementation"] == expected and used["is_causal"]
     if masked:
         assert used["mask"].shape == (2, 1, length, length)
     else:
         assert used["key_value_seq_lengths"].tolist() == [length, 1], "every row has a key to attend to"
+
+
+def test_without_a_mask_only_causality_is_passed_on():
+    array = jax.random.normal(jax.random.key(0), (2, 3, 6, 8))
+    key = jnp.swapaxes(array, 2, 3)
+    for causal in (True, False):
+        mask = attention.whole_mask(None, 6, causal)
+        expected = attention.scaled_dot_product_attention(array, key, array, mask)
+        found = attention.fused_attention(array, key, array, None, causal=causal)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_a_gpu_without_cudnn_is_refused_in_one_line():
+    array = jnp.zeros((2, 3, 6, 8), jnp.bfloat16)
+    with tracing_for("gpu"), pytest.raises(InputError, match="machine.fused_attention=True: cuDNN is not detected"):
+        attention.fused_attention(array, jnp.swapaxes(array, 2, 3), array, None, causal=True)
 
 
 def test_dropout_on_attention_weights_is_refused():

@@ -1,3 +1,6 @@
+import math
+
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_jax.model.layers import Dropout, Embedding, FeedForward, keep_mask, sinusoidal_positions, t2t_positions
+from t2t_jax.model.layers import (
+    Dropout,
+    Embedding,
+    FeedForward,
+    LayerNorm,
+    keep_mask,
+    relu,
+    sinusoidal_positions,
+    t2t_positions,
+)
+from t2t_jax.model.platform import tracing_for
 from tests.tiny import VOCAB, B, D, F, T
 
 
@@ -21,6 +34,16 @@ def test_t2t_positions_include_the_longest_wavelength():
     np.testing.assert_allclose(signal, [*np.sin([1, 1e-2, 1e-4]), *np.cos([1, 1e-2, 1e-4])], rtol=1e-5)
 
 
+@pytest.mark.parametrize("activation", ["swish", "gelu"])
+def test_activations_by_definition(activation):
+    x = jnp.array([[[-3.0, -0.5, 0.0, 0.1, 2.0]]])
+    layer = FeedForward(5, activation)
+    identity = {"kernel": jnp.eye(5), "bias": jnp.zeros(5)}
+    found = layer.apply({"params": {"hidden": identity, "output": identity}}, x)
+    gates = {"swish": lambda v: 1 / (1 + math.exp(-v)), "gelu": lambda v: (1 + math.erf(v / math.sqrt(2))) / 2}
+    np.testing.assert_allclose(found[0, 0], [v * gates[activation](v) for v in x[0, 0].tolist()], atol=1e-6)
+
+
 def test_feed_forward_is_equation_2():
     x = jax.random.normal(jax.random.key(1), (B, T, D))
     layer = FeedForward(F)
@@ -28,6 +51,34 @@ def test_feed_forward_is_equation_2():
     hidden = np.maximum(0, x @ params["hidden"]["kernel"] + params["hidden"]["bias"][None, None])
     expected = hidden @ params["output"]["kernel"] + params["output"]["bias"][None, None]
     np.testing.assert_allclose(layer.apply({"params": params}, x), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_layer_normalisation_and_its_gradients_are_those_of_flax(platform, dtype):
+    keys = jax.random.split(jax.random.key(0), 4)
+    x, cotangent = (3 * jax.random.normal(key, (B, T, D)).astype(dtype) + 1 for key in keys[:2])
+    params = {name: jax.random.normal(key, (D,)) for name, key in zip(("scale", "bias"), keys[2:], strict=True)}
+    of = lambda layer: jax.vjp(lambda params, x: layer.apply({"params": params}, x), params, x)
+    expected, expected_vjp = of(nn.LayerNorm(epsilon=1e-3, dtype=dtype, use_fast_variance=False))
+    with tracing_for(platform):
+        found, vjp = of(LayerNorm(1e-3))
+        gradients = vjp(cotangent)
+    assert found.dtype == gradients[1].dtype == dtype and gradients[0]["scale"].dtype == jnp.float32
+    tolerance = 1e-5 if dtype == jnp.float32 else 0.02
+    for a, b in zip(
+        jax.tree.leaves((found, gradients)), jax.tree.leaves((expected, expected_vjp(cotangent))), strict=True
+    ):
+        a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+        np.testing.assert_allclose(a, b, atol=tolerance * abs(b).max())
+
+
+def test_the_gradient_of_relu_is_that_of_flax():
+    x = jnp.array([-2.0, -0.0, 0.0, 1e-30, 3.0])
+    of = lambda function: jax.vjp(function, x)
+    (found, vjp), (expected, expected_vjp) = of(relu), of(nn.relu)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(vjp(x + 5), expected_vjp(x + 5))
 
 
 def test_embeddings_are_scaled_logits_are_not_and_padding_is_zero():

@@ -31,6 +31,26 @@ def test_gradient_after_a_position_is_exactly_zero_and_not_before_it(changes):
     assert (influence[np.tril_indices(T, -1)] > 0).all()
 
 
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_logits_are_the_products_of_before_softmax(changes):
+    model = tiny.model(**changes)
+    variables = tiny.sharp_variables(model)
+    inputs = tiny.sentences([S, 3], S, vocab_size=model.config.source_vocab_size or VOCAB)
+    arguments = (model, variables, inputs, tiny.sentences([T, 2], T))
+    y, table = tiny.apply(*arguments, method=Transformer.before_softmax)
+    np.testing.assert_allclose(jnp.einsum("btd,vd->btv", y, table), tiny.apply(*arguments), rtol=1e-4, atol=1e-4)
+
+
+def test_the_bias_of_the_softmax_is_added_to_all_logits():
+    model, plain = tiny.model(logits_bias=True), tiny.model()
+    variables = tiny.sharp_variables(model)
+    params = {name: x for name, x in variables["params"].items() if name != "logits_bias"}
+    arguments = tiny.sentences([S, 3], S), tiny.sentences([T, 2], T)
+    added = tiny.apply(model, variables, *arguments) - tiny.apply(plain, {"params": params}, *arguments)
+    expected = jnp.broadcast_to(variables["params"]["logits_bias"][None, None], added.shape)
+    np.testing.assert_allclose(added, expected, atol=1e-5)
+
+
 def test_a_sentence_alone_equals_the_same_sentence_padded_in_a_batch():
     model = tiny.model()
     variables = tiny.variables(model)

@@ -75,6 +75,11 @@ def test_a_beam_wider_than_the_vocabulary_is_refused():
         check(changed(data__vocab_size=3))
 
 
+def test_a_task_without_a_grammar_refuses_a_constrained_search():
+    with pytest.raises(InputError, match="decode.constrained: this task has no grammar, only parsing has one"):
+        check(changed(decode__constrained=True))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2t_jax.model.platform import tracing_for
 from t2t_jax.training import loss as module
 from t2t_jax.training.loss import cross_entropy, smoothed_cross_entropy_reference
 from tests.tiny import VOCAB, B, D, T
@@ -16,10 +17,11 @@ def before_softmax():
     return jax.random.normal(keys[0], (B, T, D)), jax.random.normal(keys[1], (VOCAB, D))
 
 
-@pytest.fixture(params=[1, 2, 4, 6, 10, 1000])
+@pytest.fixture(params=[1, 2, 4, 6, 10, 1000, None])
 def chunked(request, monkeypatch):
-    """Chunks of 1, 1, 2, 3, 5 and 5 of the five positions; some lengths divide five, others do not."""
-    monkeypatch.setattr(module, "tokens_per_chunk", lambda: request.param)
+    """Chunks of 1, 1, 2, 3, 5, 5 and 5 of the five positions; some lengths divide five, others do not."""
+    if request.param:
+        monkeypatch.setattr(module, "tokens_per_chunk", lambda: request.param)
 
 
 def reference(y, table, targets, epsilon):
@@ -36,14 +38,21 @@ def test_the_reference_is_section_5_4_in_numpy():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("epsilon", "devices"), [(0.0, 1), (0.1, 1), (0.1, 2), (0.2, 1)])
-def test_values_and_gradients_are_those_of_the_reference(before_softmax, chunked, epsilon, devices):
-    loss, nll, tokens = cross_entropy(*before_softmax, TARGETS, epsilon, devices)
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_values_and_gradients_are_those_of_the_reference(before_softmax, chunked, epsilon, platform):
+    """In the form that is computed on a CPU, and in the one for a GPU."""
+    with tracing_for(platform):
+        check_against_the_reference(before_softmax, epsilon)
+
+
+def check_against_the_reference(before_softmax, epsilon):
+    loss, nll, tokens = cross_entropy(*before_softmax, TARGETS, epsilon)
     np.testing.assert_allclose(loss, reference(*before_softmax, TARGETS, epsilon), rtol=1e-5)
     np.testing.assert_allclose(nll, reference(*before_softmax, TARGETS, 0.0), rtol=1e-5)
     assert tokens == 8
     expected = jax.grad(lambda y, table: 3 * reference(y, table, TARGETS, epsilon), (0, 1))(*before_softmax)
-    chunked_loss = lambda y, table: 3 * cross_entropy(y, table, TARGETS, epsilon, devices)[0]
+    chunked_loss = lambda y, table: 3 * cross_entropy(y, table, TARGETS, epsilon)[0]
     found = jax.grad(chunked_loss, (0, 1))(*before_softmax)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))

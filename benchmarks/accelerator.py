@@ -1,0 +1,295 @@
+"""Everything to be known about one accelerator, by one command in under nine minutes: equalities first, then speed.
+
+    python -m benchmarks.accelerator --output DIR [--only PART …] [--tiny]
+
+Each part is a process with a time limit of its own that writes DIR/PART.json, again and again where it has several
+numbers, so that what an interrupted run has measured is there:
+
+laws        the tests marked `accelerator`, on the device
+rates       TFLOP/s of large matrix products in bfloat16, TB/s of a copy
+steps       training steps of base and big at 25,000 + 25,000 tokens of packed rows: attention fused or not, base also
+            without our compiler options and in buckets, beside PyTorch (torch.compile, scaled_dot_product_attention,
+            fused Adam), in turns; and what they say of the paper's 100,000 and 300,000 steps
+decoding    sentences a second of base, beam 4, 64 forced steps, beside Hugging Face's MarianMTModel.generate
+quickstart  seconds to the quickstart's BLEU, with --preset=gpu
+
+PyTorch and transformers are left out where they are missing. `--tiny` is a rehearsal of the same code, on any machine.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import decoding, measure, training, training_batches
+from benchmarks.data import default
+from benchmarks.decoding import random_sources
+from benchmarks.measure import System
+from benchmarks.training_systems import TRAIN, JaxStep, Setting, TorchStep, accelerator, start, write_initial
+from experiments import paper
+from t2t_jax.files import write_json
+
+ROOT = Path(__file__).parents[1]
+TINY_MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_k": 8, "d_v": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is measured; `seconds` are the time limits of the parts."""
+
+    seconds: Mapping[str, int]
+    matrix: int = 8192
+    copied_gib: float = 2.0
+    models: tuple[str, ...] = ("base", "big")
+    tokens: int = 25_000
+    batches: int = 8
+    bucket_shapes: int = 3  # of all buckets: each has to be compiled
+    rounds: int = 3
+    vocab_size: int = 32_000
+    decoding_rows: tuple[int, ...] = (64, 256, 512, 1024)
+    decoding_steps: int = 64
+    quickstart: tuple[str, ...] = ("--preset=gpu",)
+
+
+WHOLE = Sizes({"laws": 110, "rates": 25, "steps": 220, "decoding": 90, "quickstart": 95})
+TINY = Sizes(
+    dict.fromkeys(WHOLE.seconds, 240), matrix=64, copied_gib=0.001, models=("base",), tokens=512, batches=2, rounds=1,
+    vocab_size=400, decoding_rows=(4,), decoding_steps=4,
+    quickstart=tuple(
+        f"--config.{field}"
+        for field in ("train.train_steps=4", "evaluate.interval_steps=0", "model.num_layers=1", "data.num_buckets=2")
+    ),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", required=True, metavar="DIR", help="where the numbers are written as JSON")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes: a rehearsal")
+    parser.add_argument("--here", action="store_true", help="run the one part in this process, without a time limit")
+    arguments = parser.parse_args()
+    folder, sizes = Path(arguments.output), TINY if arguments.tiny else WHOLE
+    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.here:
+        (part,) = arguments.only
+        PARTS[part](Report(folder / f"{part}.json"), sizes)
+        return 0
+    failed = [part for part in arguments.only if not run_part(part, folder, sizes, arguments.tiny)]
+    if failed:
+        print(f"failed: {', '.join(failed)}; what they had measured is in {folder}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def run_part(part: str, folder: Path, sizes: Sizes, tiny: bool) -> bool:
+    """Runs a part in a process group of its own, within its time limit; returns whether it came to its end."""
+    path, limit, begun = folder / f"{part}.json", sizes.seconds[part], time.monotonic()
+    path.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "benchmarks.accelerator", f"--output={folder}", "--only", part, "--here"]
+    print(f"=== {part}, at most {limit} s", flush=True)
+    process = subprocess.Popen(command + ["--tiny"] * tiny, cwd=ROOT, start_new_session=True)
+    try:
+        ended = f"exit code {code}" if (code := process.wait(limit)) else None
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        process.wait()
+        ended = f"not finished within {limit} s"
+    measured = json.loads(path.read_text()) if path.exists() else {}
+    seconds = round(time.monotonic() - begun, 1)
+    write_json(path, measured | {"part_seconds": seconds} | ({"error": ended} if ended else {}))
+    print(f"=== {part}: {ended or 'done'}, {seconds} s", flush=True)
+    return ended is None
+
+
+class Report:
+    """The file of a part, and the conditions it is measured under."""
+
+    def __init__(self, path: Path):
+        # In a process of its own: here JAX would take the memory of the device that the systems under test need.
+        (self.platform, kind), _, _ = measure.run_in_process(accelerator)
+        packages = ["jax", "flax"] + [name for name in ("torch", "transformers") if importlib.util.find_spec(name)]
+        self._path = path
+        self._conditions = measure.conditions(packages) | {"platform": self.platform, "device": kind}
+
+    def write(self, results: Mapping[str, Any]) -> None:
+        """Writes what has been measured so far."""
+        write_json(self._path, {"conditions": self._conditions, "results": dict(results)})
+
+
+# --- The parts ---------------------------------------------------------------------------------------------
+
+
+def laws(report: Report, sizes: Sizes) -> None:
+    """Equalities that must hold on any device."""
+    with tempfile.TemporaryDirectory() as directory:
+        outcome = Path(directory, "report.xml")
+        command = [sys.executable, "-m", "pytest", "-m", "accelerator", "tests/test_accelerator.py"]
+        subprocess.run(
+            [*command, f"--junitxml={outcome}"], cwd=ROOT, env=os.environ | {"T2T_JAX_TEST_DEVICE": "1"}, check=False
+        )
+        cases = list(ElementTree.parse(outcome).getroot().iter("testcase"))
+    outcomes = {case.get("name"): next((child.tag for child in case), "passed") for case in cases}
+    report.write(outcomes)
+    if not cases or "failure" in outcomes.values() or "error" in outcomes.values():
+        raise SystemExit(1)
+
+
+def rates(report: Report, sizes: Sizes) -> None:
+    """What the device can do, by which the other numbers are judged."""
+    import jax
+    import jax.numpy as jnp
+
+    square = jax.random.normal(jax.random.key(0), (sizes.matrix, sizes.matrix)).astype(jnp.bfloat16)
+    product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.bfloat16))
+    numbers = jnp.zeros(int(sizes.copied_gib * 2**28), jnp.float32)
+    copy = jax.jit(lambda x: x + 1)
+    report.write(
+        {
+            "matrix_tflops": 2 * sizes.matrix**3 / seconds_of(product, square) / 1e12,
+            "copy_tb_per_second": 2 * numbers.nbytes / seconds_of(copy, numbers) / 1e12,
+        }
+    )
+
+
+def seconds_of(function: Callable[[Any], Any], argument: Any, calls: int = 20) -> float:
+    """Median over five measurements of the seconds of a call, after one that compiles."""
+    import jax
+
+    jax.block_until_ready(function(argument))
+    found = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        jax.block_until_ready([function(argument) for _ in range(calls)][-1])
+        found.append((time.perf_counter() - begun) / calls)
+    return statistics.median(found)
+
+
+def steps(report: Report, sizes: Sizes) -> None:
+    """Seconds and real target tokens a second of training, and days of the paper's runs."""
+    results = {}
+    for model in sizes.models:
+        results |= steps_of(model, sizes, report.platform)
+        report.write(results)
+
+
+def steps_of(model: str, sizes: Sizes, platform: str) -> dict[str, float]:
+    shape = training.shape_of(model) if sizes is WHOLE else training.shape_of(model) | TINY_MODEL
+    sources, targets = training_batches.sentences(None, sizes.vocab_size)
+    ours = functools.partial(training_batches.ours, sources, targets, sizes.tokens)
+    packed = ours(sizes.batches, num_buckets=1, packing=True)
+    fused = JaxStep("bfloat16", fused_attention=True)
+    variants = {"fused": fused, "unfused": JaxStep("bfloat16")}
+    work = dict.fromkeys(variants, packed)
+    if model == "base":
+        variants |= {
+            "fused, no compiler options": dataclasses.replace(fused, compiler_options=False), "fused, buckets": fused,
+        }  # fmt: skip
+        work |= {
+            "fused, no compiler options": packed,
+            "fused, buckets": ours(sizes.bucket_shapes, num_buckets=default("num_buckets")),
+        }
+    if importlib.util.find_spec("torch"):
+        variants |= {"torch compiled": TorchStep("bfloat16", compiled=True), "torch": TorchStep("bfloat16")}
+        theirs = training_batches.theirs(sources, targets, sizes.tokens, sizes.batches)
+        work |= {name: theirs for name, variant in variants.items() if isinstance(variant, TorchStep)}
+    with tempfile.TemporaryDirectory() as directory:
+        setting = Setting(shape, sizes.vocab_size, sizes.tokens, sizes.rounds, platform, f"{directory}/initial.npz")
+        measure.run_in_process(write_initial, setting)
+        with measure.running(start(variants, setting, work)) as named:
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                list(pool.map(lambda system: system.run(TRAIN), named.values()))  # compiles
+            taken = measure.take_turns(named, TRAIN, sizes.rounds)
+    results = {}
+    for name, seconds in taken.items():
+        tokens = sum(int(np.count_nonzero(batch["targets"])) for batch in work[name])
+        key = setting.result_name(f"{model} {name}")
+        results[f"{key}_step_seconds"] = statistics.median(seconds) / len(work[name])
+        results[f"{key}_target_tokens_per_second"] = tokens / statistics.median(seconds)
+        print(f"{key}: {results[f'{key}_target_tokens_per_second']:,.0f} target tokens/s", flush=True)
+    fastest = min(statistics.median(taken[name]) / len(work[name]) for name in taken if "torch" not in name)
+    return results | {f"{model}_hours_of_the_papers_steps": fastest * paper.train_steps(model) / 3600}
+
+
+def decode(report: Report, sizes: Sizes) -> None:
+    """Sentences a second at several numbers of rows."""
+    results = {}
+    with tempfile.TemporaryDirectory() as directory:
+        run, exported = Path(directory, "run"), Path(directory, "marian")
+        model = {} if sizes is WHOLE else TINY_MODEL
+        decoding.write_random_run(run, model, sizes.vocab_size, max_length=decoding.SOURCE)
+        systems = [System("ours", our_searches, run, sizes)]
+        if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+            from t2t_jax.interop.export import export_run
+
+            export_run(str(run), format="marian", output=str(exported), step=None)
+            systems.append(System("transformers", their_searches, exported, sizes))
+        with measure.running(systems) as named:
+            for rows in sizes.decoding_rows:
+                for name, seconds in measure.take_turns(named, str(rows), sizes.rounds).items():
+                    results[f"{name}_{rows}_rows_sentences_per_second"] = rows / statistics.median(seconds)
+                report.write(results)
+
+
+def our_searches(run: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
+    from t2t_jax import load
+
+    translator = load(str(run), dtype="bfloat16")
+
+    def search(rows):
+        decoding.forced_search(translator, random_sources(rows, sizes.vocab_size), 4, sizes.decoding_steps)
+
+    return {str(rows): functools.partial(search, rows) for rows in sizes.decoding_rows}
+
+
+def their_searches(folder: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
+    import torch
+    from transformers import MarianMTModel
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = MarianMTModel.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+    length = {"min_new_tokens": sizes.decoding_steps, "max_new_tokens": sizes.decoding_steps}
+
+    @torch.inference_mode()
+    def search(rows):
+        ids = np.pad(
+            random_sources(rows, sizes.vocab_size), ((0, 0), (0, 1)), constant_values=model.config.eos_token_id
+        )
+        ids = torch.as_tensor(ids, device=device)
+        model.generate(ids, attention_mask=torch.ones_like(ids), num_beams=4, length_penalty=0.0, **length)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return {str(rows): functools.partial(search, rows) for rows in sizes.decoding_rows}
+
+
+def quickstart(report: Report, sizes: Sizes) -> None:
+    """The whole way: corpus, training, evaluation."""
+    with tempfile.TemporaryDirectory() as directory:
+        begun = time.monotonic()
+        command = [sys.executable, "main.py", "--config=configs/quickstart.py", f"--workdir={directory}/run"]
+        subprocess.run([*command, *sizes.quickstart], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        seconds = time.monotonic() - begun
+        result = json.loads(Path(directory, "run", "result.json").read_text())
+        found = {name: result[name] for name in ("training_seconds", "target_tokens_per_second", "steps")}
+        report.write({"seconds": seconds, "bleu": result["test"]["sacrebleu"]} | found)
+
+
+PARTS = {"laws": laws, "rates": rates, "steps": steps, "decoding": decode, "quickstart": quickstart}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Figures 3, 4 and 5 of the paper: what the encoder's self-attention of a run attends to in the paper's own sentences.
+
+    python -m experiments.figures3_to_5 --workdir=RUN [--step=STEP] [--output=DIR]
+
+Writes each figure as PNG and SVG into DIR, by default RUN/figures. Subwords are merged into the words that the paper
+prints, with spaces around punctuation, and EOS; there is no <pad>.
+
+The paper shows "layer 5 of 6". Its viewer counts layers from 0, so this may be the sixth: each figure is drawn for
+both, the last layer but one and the last. Here layers and heads are counted from 1. Heads of different runs have
+nothing to do with each other. Figure 4 has the paper's heads, 5 and 6, or the last two of fewer; Figure 5, whose heads
+the paper does not name, has the two that differ most.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import t2t_jax
+from t2t_jax.decoding.attention_maps import AttentionMap
+from t2t_jax.errors import InputError, exit_code_of
+from t2t_jax.run_folder import RunFolder
+from t2t_jax.visualization.figures import Panel, draw_lines, save
+
+MAKING = (
+    "It is in this spirit that a majority of American governments have passed new laws since 2009 making the "
+    "registration or voting process more difficult ."
+)
+LAW = (
+    "The Law will never be perfect , but its application should be just - this is what we are missing , in my opinion ."
+)
+
+
+def shown_layers(count: int) -> list[int]:
+    """Both readings of "layer 5 of 6", counted from 1: the last layer but one and the last."""
+    return sorted({max(1, count - 1), count})
+
+
+def its_heads(count: int) -> list[int]:
+    """The heads of Figure 4, counted from 1: 5 and 6, or the last two of fewer."""
+    return [5, 6] if count >= 6 else sorted({max(1, count - 1), count})
+
+
+def most_different_heads(map: AttentionMap, layer: int) -> list[int]:
+    """The two heads, counted from 1, with the largest mean total variation distance between their rows."""
+    heads = range(1, map.weights.shape[1] + 1)
+    distance = lambda pair: float(np.abs(map.head(layer, pair[0]) - map.head(layer, pair[1])).sum(axis=1).mean() / 2)
+    return list(max(itertools.combinations(heads, 2), key=distance, default=(1,)))
+
+
+def figures(making: AttentionMap, law: AttentionMap, layer: int) -> Iterator[tuple[int, list[Panel], str]]:
+    """(number, panels, what is shown) of each figure, for one layer."""
+    heads = list(range(1, making.weights.shape[1] + 1))
+    query = making.queries.index("making")
+    yield 3, [Panel(making, layer, heads, query=query)], "Only what “making” attends to; a colour for each head."
+
+    first, *_ = chosen = its_heads(len(heads))
+    query = law.queries.index("its")
+    panels = [
+        Panel(law, layer, [first], f"head {first}"),
+        Panel(law, layer, chosen, f"only “its”, {_names(chosen)}", query=query),
+    ]
+    yield 4, panels, f"Top: all words, head {first}. Bottom: only “its”, {_names(chosen)} (paper: heads 5 and 6)."
+
+    chosen = most_different_heads(law, layer)
+    panels = [Panel(law, layer, [head], f"head {head}") for head in chosen]
+    why = "the two that differ most" if len(chosen) > 1 else "the only one"
+    yield 5, panels, f"All words, {_names(chosen)}: {why} (the paper does not name its heads)."
+
+
+def _names(heads: Sequence[int]) -> str:
+    return f"head{'s' * (len(heads) > 1)} {' and '.join(map(str, heads))}"
+
+
+def draw(workdir: str, step: int | None, output: str | None) -> None:
+    """Draws all figures and prints what each file shows."""
+    run = RunFolder.open(workdir)
+    folder = Path(output or run.path / "figures").expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output={folder}: no such folder can be made: {error.strerror}; give another") from None
+    maps = t2t_jax.load(workdir, step).attention([MAKING, LAW], ["", ""])
+    making, law = (found.encoder.words() for found in maps)
+    layers, heads = making.weights.shape[:2]
+    notes = [_length_note(len(found.source), run.config["data"]["max_length"]) for found in maps]
+    for layer in shown_layers(layers):
+        for number, panels, shown in figures(making, law, layer):
+            base = 1 if layer < layers or layers == 1 else 0
+            where = f"Encoder self-attention, layer {layer} of {layers} (paper: layer 5 of 6, if counted from {base})."
+            size = f"This run has {heads} head{'s' * (heads > 1)}."
+            caption = " ".join([f"Figure {number}.", where, shown, size, *notes[number > 3]])
+            for path in save(draw_lines(panels, caption), folder / f"figure{number}_layer{layer}"):
+                print(f"{path}: {caption}")
+
+
+def _length_note(length: int, longest: int) -> list[str]:
+    if length <= longest:
+        return []
+    return [f"It was trained on at most {longest} subwords a sentence; this one has {length}."]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser: Any = argparse.ArgumentParser(
+        prog="python -m experiments.figures3_to_5",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--workdir", required=True, help="the run")
+    parser.add_argument("--step", type=int, help="a checkpoint; default: averaged if there is one, else last")
+    parser.add_argument("--output", help="a folder; default: RUN/figures")
+    options = parser.parse_args(argv)
+    return exit_code_of(lambda: draw(options.workdir, options.step, options.output))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

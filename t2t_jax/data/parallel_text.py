@@ -1,0 +1,141 @@
+"""§5.1: parallel text of the user's own: two plain texts, tab-separated values or JSON lines, compressed or not."""
+
+import bz2
+import contextlib
+import gzip
+import itertools
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from t2t_jax.errors import InputError, shown
+from t2t_jax.files import existing_file, read_lines
+
+try:
+    from compression import zstd  # from Python 3.14 on
+except ImportError:
+    from backports import zstd
+
+_OPEN = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstd.open}
+
+
+class ParallelText(NamedTuple):
+    """Files of parallel text, and what streams their pairs (source, target)."""
+
+    files: tuple[Path, ...]
+    pairs: Callable[[], Iterator[tuple[str, str]]]
+
+
+def parallel_text(field: str, name: str, languages: tuple[str, str]) -> ParallelText:
+    """The text that `name` stands for; errors call it `field`.
+
+    FILE.tsv has a pair a line, source and target separated by a tab; FILE.jsonl a JSON object a line,
+    {"translation": {"en": …, "de": …}} or {"en": …, "de": …}. Any other name is a PREFIX: line n of PREFIX.en is
+    translated by line n of PREFIX.de. Each file may be compressed: its name then ends with .gz, .bz2, .xz or .zst.
+    """
+    parse = _PARSERS.get(Path(name.removesuffix(_compression(name))).suffix.lower())
+    if parse is None:
+        sides = _sides(f"{field}={name}", name, languages)
+        return ParallelText(sides, lambda: zip(*map(unpacked_lines, sides), strict=True))
+    path = existing_file(field, name)
+    if next(unpacked_lines(path), None) is None:
+        raise InputError(f"{field}={name}: {path} is empty; give at least one pair")
+    return ParallelText((path,), lambda: _parsed(parse, path, languages))
+
+
+# --- Compressed files --------------------------------------------------------------------------------------
+
+
+def unpacked_lines(path: Path, name: str | None = None) -> Iterator[str]:
+    """`files.read_lines` of a text file, compressed or not, which errors call `name`."""
+    name = name or str(path)
+    with unpacked(path, name) as file:
+        yield from read_lines(file, name)
+
+
+@contextlib.contextmanager
+def unpacked(path: Path, name: str) -> Iterator[BinaryIO]:
+    """The text of a file, compressed or not; refuses damaged ones."""
+    try:
+        with _OPEN.get(path.suffix.lower(), open)(path, "rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the file system
+            raise
+        raise InputError(f"{name}: can't be unpacked ({error}); restore it from a copy") from None
+
+
+def _compression(name: str) -> str:
+    """The suffix that tells how a file is compressed; "" if none does."""
+    suffix = Path(name).suffix
+    return suffix if suffix.lower() in _OPEN else ""
+
+
+# --- Two plain texts ---------------------------------------------------------------------------------------
+
+
+def _sides(name: str, prefix: str, languages: tuple[str, str]) -> tuple[Path, Path]:
+    """The files of both sides, which have equally many lines."""
+    plain = [Path(f"{prefix}.{language}").expanduser() for language in languages]
+    sides = tuple(_side(name, path, plain) for path in plain)
+    source, target = map(_count_lines, sides)
+    if source != target:
+        raise InputError(
+            f"{name}: {sides[0]} has {source} lines, {sides[1]} has {target}; line n must translate line n"
+        )
+    if source == 0:
+        raise InputError(f"{name}: {sides[0]} is empty; give at least one sentence a side")
+    return sides
+
+
+def _side(name: str, plain: Path, sides: list[Path]) -> Path:
+    found = [path for suffix in ("", *_OPEN) if (path := Path(f"{plain}{suffix}")).is_file()]
+    if not found:
+        raise InputError(f"{name}: no file {plain}; the PREFIX stands for {sides[0]} and {sides[1]}, or with .gz, .xz")
+    if len(found) > 1:
+        raise InputError(f"{name}: {found[0]} and {found[1]} are there; keep one of the two")
+    return found[0]
+
+
+def _count_lines(path: Path) -> int:
+    count, last = 0, b"\n"
+    with unpacked(path, str(path)) as file:
+        while part := file.read(1 << 20):  # not line by line: a line may be of any length
+            count, last = count + part.count(b"\n"), part[-1:]
+    return count + (last != b"\n")
+
+
+# --- A pair a line -----------------------------------------------------------------------------------------
+
+
+def _parsed(parse: Callable[..., Any], path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
+    for number, line in zip(itertools.count(1), unpacked_lines(path), strict=False):
+        yield parse(line, languages, f"{path}, line {number}")
+
+
+def _columns(line: str, languages: tuple[str, str], where: str) -> tuple[str, str]:
+    del languages
+    columns = line.split("\t")
+    if len(columns) != 2:
+        raise InputError(f"{where}: {len(columns)} columns; a line must have two, the source, a tab and the target")
+    return tuple(columns)
+
+
+def _json_object(line: str, languages: tuple[str, str], where: str) -> tuple[str, str]:
+    example = json.dumps({"translation": dict.fromkeys(languages, "…")}, ensure_ascii=False)
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InputError(f"{where}: not JSON; each line must be like {example}") from None
+    value = value.get("translation", value) if isinstance(value, dict) else None
+    sides = [value.get(language) if isinstance(value, dict) else None for language in languages]
+    for language, text in zip(languages, sides, strict=True):
+        if not isinstance(text, str):
+            raise InputError(f"{where}: {language} is {shown(text)}; each line must be like {example}")
+    return tuple(sides)
+
+
+_PARSERS = {".tsv": _columns, ".jsonl": _json_object}

@@ -1,0 +1,139 @@
+"""Back-translation (Sennrich et al., 2016): monolingual text and its translations become training pairs.
+
+A run from the language of the text into the other translates it. The translations are the source side of the new pairs,
+the text is their target side. A tag before each translation tells the two kinds of training pairs apart (tagged
+back-translation, Caswell et al., 2019).
+"""
+
+import collections
+import hashlib
+import itertools
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+
+from t2t_jax.data.parallel_text import unpacked_lines
+from t2t_jax.decoding.trained_model import TrainedModel, restore_all
+from t2t_jax.decoding.translator import Hypothesis, Translator, check_options, translator_of
+from t2t_jax.errors import InputError
+from t2t_jax.files import check_output, existing_file, folder_lock, read_object, sha256, write_object
+from t2t_jax.progress_bar import progress_bar
+from t2t_jax.run_folder import RunFolder
+
+_WINDOW_LINES = 1024  # translated together; what a killed process loses
+
+
+def back_translate_run(
+    workdir: str,
+    *,
+    source: str,
+    output: str,
+    tag: str,
+    step: int | str | None,
+    dtype: str | None,
+    seed: int = 0,
+    **options: Any,
+) -> str:
+    """Translates the text file `source` into PREFIX.TGT, and copies it to PREFIX.SRC; returns a line that says so.
+
+    PREFIX is `output`; SRC and TGT are the languages of the run. `tag` and a space stand before each translation that
+    is not empty; "": nothing. `options` are those of `Translator.translate`; None: as in the config of the run. Until
+    the files are complete, PREFIX.unfinished holds the translations so far, and the same call resumes: with the same
+    translations as if it had never been interrupted.
+    """
+    options = RunFolder.open(workdir.split(",")[0]).decode_options(**options)
+    check_options(**options)
+    path = existing_file("source", source, "give a text file with one sentence a line")
+    members = restore_all(workdir, step)
+    data = members[0].run.config["data"]
+    work = Path(f"{output}.unfinished").expanduser()
+    translations = _new_file(output, data["target_language"])
+    texts = _new_file(output, data["source_language"], is_unfinished=work.exists())
+    dtype = dtype or "float32"
+    conditions = {"source": sha256(path), "tag": tag, "dtype": dtype, "seed": str(seed), "run": _digest(members)}
+    conditions |= {name: None if value is None else str(value) for name, value in options.items()}
+    with folder_lock(work):
+        _check_conditions(work, conditions)
+        translator = translator_of(members, dtype)
+        counts = _translate(translator, path, work / translations.name, tag, options | {"seed": seed})
+        _copy(unpacked_lines(path), work / texts.name)
+        for file in (texts, translations):  # the translations last: where they are, all is done
+            os.replace(work / file.name, file)
+        shutil.rmtree(work)
+    others = "".join(f"; {count:,} {kind}" for kind, count in counts.items() if kind != "pairs")
+    return f"{translations}, {texts}: {counts['pairs']:,} pairs{others}"
+
+
+def _new_file(prefix: str, language: str, is_unfinished: bool = False) -> Path:
+    path = check_output("output", f"{prefix}.{language}")
+    if path.exists() and not is_unfinished:
+        raise InputError(f"output={prefix}: {path} exists; delete it, or choose another PREFIX")
+    return path
+
+
+def _digest(members: list[TrainedModel]) -> str:
+    """A hash of the parameters of the runs: another checkpoint translates differently."""
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves([member.params for member in members]):
+        found.update(np.ascontiguousarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+def _check_conditions(work: Path, conditions: Mapping[str, str | None]) -> None:
+    """Notes the conditions of a new back-translation; refuses to go on with one that has others."""
+    path = work / "conditions.json"
+    if not path.exists():
+        write_object(path, dict(conditions))
+    begun = read_object(path)
+    for field in begun.keys() | conditions.keys():
+        if begun.get(field) != conditions.get(field):
+            raise InputError(
+                f"{field}: {work} was begun with {begun.get(field)!r}, not {conditions.get(field)!r}; give the same, "
+                "or delete that folder"
+            )
+
+
+def _translate(
+    translator: Translator, source: Path, output: Path, tag: str, options: Mapping[str, Any]
+) -> collections.Counter:
+    """Appends the missing translations to `output`; returns how many pairs there are, and how many are of no use."""
+    with output.open("ab+") as file, progress_bar(unit=" lines") as bar:
+        counts = _counts_so_far(file)
+        bar.update(counts["pairs"])
+        lines = itertools.islice(unpacked_lines(source), counts["pairs"], None)
+        while window := list(itertools.islice(lines, _WINDOW_LINES)):
+            found = translator.translate(window, first_line=counts["pairs"] + 1, on_progress=bar.update, **options)
+            best = [hypotheses[0] for hypotheses in found]
+            file.write("".join(_line(hypothesis, tag) + "\n" for hypothesis in best).encode())
+            file.flush()
+            os.fsync(file.fileno())
+            counts.update(pairs=len(best), empty=sum(not hypothesis.text for hypothesis in best))
+    return +counts
+
+
+def _line(hypothesis: Hypothesis, tag: str) -> str:
+    """A line of the source side; an empty translation has no tag, so that cleaning drops the pair."""
+    return f"{tag} {hypothesis.text}" if tag and hypothesis.text else hypothesis.text
+
+
+def _counts_so_far(file: BinaryIO) -> collections.Counter:
+    """Counts the lines that are there, and cuts off the unfinished line that a killed process leaves."""
+    file.seek(0)
+    counts, end = collections.Counter(), 0
+    for line in file:
+        if not line.endswith(b"\n"):
+            break
+        end += len(line)
+        counts.update(pairs=1, empty=int(line == b"\n"))
+    file.truncate(end)
+    return counts
+
+
+def _copy(lines: Iterator[str], path: Path) -> None:
+    with path.open("wb") as file:
+        file.writelines(line.encode() + b"\n" for line in lines)

@@ -1,0 +1,235 @@
+"""Folders in an object store: s3://, gs:// and whatever else fsspec opens.
+
+An object store has no locks, no renaming and no appending; a folder there is only the common beginning of some names.
+All work is therefore done in a copy on this machine, of which changed files are uploaded, each whole. What is valid
+only when complete, such as a checkpoint, is a *unit*: a folder with a manifest.json, which is uploaded after all its
+other files and deleted before them. A unit without one is what an interrupted upload has left, and is not read.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import logging
+
+from t2t_jax import signals
+from t2t_jax.errors import InputError, StopError
+from t2t_jax.files import is_url
+
+_MANIFEST = "manifest.json"
+_WHOLE = re.compile("")  # the unit is the folder itself
+_ATTEMPTS = 20  # to download what another process is replacing
+_WAITS = (10, 60, 300)  # seconds, before an upload is tried again: a run of days outlives minutes without a network
+_REASONS = {FileNotFoundError: "not found", PermissionError: "no permission"}
+_EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}  # by scheme; the packages are extras of pyproject.toml
+
+_urls: dict[str, str] = {}  # of the copies that are open
+
+
+Select = Callable[[set[str]], Iterable[str]]  # among the names of files
+
+
+def everything(names: set[str]) -> Iterable[str]:
+    """Selects all names."""
+    return names
+
+
+class Stamp(NamedTuple):
+    """By which a changed file is recognised: its size in bytes, and the time of its last change in nanoseconds."""
+
+    size: int
+    changed: int
+
+
+def url_of(path: str | Path) -> str:
+    """The URL that a folder is an open copy of; other paths as they are."""
+    return _urls.get(str(path), str(path))
+
+
+@contextlib.contextmanager
+def local_copy(field: str, url: str) -> Iterator[Path]:
+    """A temporary folder to work in instead of `url`, which errors raised in the block name in its place."""
+    directory = tempfile.mkdtemp(prefix="t2t_jax_")
+    folder = Path(directory) / url.rstrip("/").rpartition("/")[2]
+    with signals.cleanup(lambda: shutil.rmtree(directory, ignore_errors=True)):
+        _urls[str(folder)] = url
+        try:
+            yield folder
+        except StopError as error:
+            raise type(error)(str(error).replace(str(folder), url)) from error
+        finally:
+            del _urls[str(folder)]
+
+
+class RemoteFolder:
+    """The folder `url` and its copy `local`. A name is the path of a file in it, with slashes.
+
+    `unit` matches the beginning of a name that is the folder of its unit. `field` is what the user gave as `url`.
+    """
+
+    def __init__(self, field: str, url: str, local: Path, unit: re.Pattern[str]):
+        self._field, self._url, self._local, self._unit = field, url, local, unit
+        self._stamps: dict[str, Stamp] = {}  # of the files that were last seen to be the same on both sides
+        self._files, self._root = self._connect()
+
+    def _connect(self) -> tuple[Any, str]:
+        scheme = self._url.partition("://")[0]
+        try:
+            from fsspec.core import url_to_fs
+
+            files, root = url_to_fs(self._url, use_listings_cache=False)
+        except ImportError:
+            install = f"pip install 't2t_jax[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "see fsspec's documentation"
+            raise InputError(f"{self._field}: {self._url} needs another package: {install}") from None
+        except ValueError:
+            raise InputError(f"{self._field}: {self._url}: no such kind of URL; s3:// and gs:// are known") from None
+        return files, root.rstrip("/")
+
+    def names(self) -> set[str]:
+        """The names in the store, without those of incomplete units."""
+        return self._complete(self._list())
+
+    def download(self, select: Select = everything) -> None:
+        """Downloads the files that `select` chooses among `names()`."""
+        for _ in range(_ATTEMPTS):
+            names = sorted(select(self.names()))
+            with self._errors():
+                try:
+                    self._get(names)
+                except FileNotFoundError:  # the process that trains has replaced a checkpoint
+                    continue
+            self._stamps = {name: _stamp(self._local / name) for name in names}
+            return
+        raise InputError(f"{self._field}: what is in {self._url} changes faster than it is read; try again")
+
+    def _get(self, names: list[str]) -> None:
+        self._local.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (self._local / name).parent.mkdir(parents=True, exist_ok=True)
+        if names:
+            self._files.get([f"{self._root}/{name}" for name in names], [str(self._local / name) for name in names])
+
+    def upload(self, exclusive: str = "") -> None:
+        """Uploads what has changed in the copy since the last call or download, and deletes what has gone from it.
+
+        Only the caller may write units below `exclusive`: those that others have completed there are an InputError;
+        what interrupted uploads have left there is deleted. What fails is tried again, unless it is not permitted.
+        """
+        for wait in (*_WAITS, None):
+            try:
+                return self._upload(exclusive)
+            except InputError as error:
+                if wait is None or error.__cause__ is None or isinstance(error.__cause__, tuple(_REASONS)):
+                    raise
+                logging.error("%s; the next try is in %d s", error, wait)
+                time.sleep(wait)
+
+    def _upload(self, exclusive: str) -> None:
+        stamps = {name: _stamp(self._local / name) for name in self._local_names()}
+        changed = {name for name in stamps if stamps[name] != self._stamps.get(name)}
+        gone = self._stamps.keys() - stamps.keys()
+        if not changed and not gone:
+            return
+        found = self._list()
+        complete = self._complete(found)
+        below = {name for name in found if exclusive and name.startswith(exclusive)}
+        others = below & complete - self._stamps.keys()
+        if others:
+            raise InputError(
+                f"{self._field}: another process is writing to {self._url}: {min(others)} is not from here; "
+                "choose another"
+            )
+        replaced = {self._unit_of(name) for name in changed} - {None}
+        changed |= {name for name in stamps if self._unit_of(name) in replaced}
+        stale = {name for name in found if self._unit_of(name) in replaced}
+        stale |= below - complete
+        manifests = {name for name in changed if self._is_manifest(name)}
+        completed = max((stamps[name].changed for name in manifests), default=0)
+        # What was written after the manifests may say that the units are there, as last_saved.json does.
+        later = {name for name in changed if self._unit_of(name) is None and stamps[name].changed > completed}
+        with self._errors():
+            self._remove(stale)
+            for names in (changed - manifests - later, manifests, later):
+                self._put(sorted(names))
+            self._remove(gone & found - stale)
+        self._stamps = stamps
+
+    def _put(self, names: list[str]) -> None:
+        if names:
+            self._files.put([str(self._local / name) for name in names], [f"{self._root}/{name}" for name in names])
+
+    def _remove(self, names: set[str]) -> None:
+        manifests = {name for name in names if self._is_manifest(name)}
+        for part in (manifests, names - manifests):
+            if part:
+                self._files.rm([f"{self._root}/{name}" for name in sorted(part)])
+
+    def _list(self) -> set[str]:
+        with self._errors():
+            found = self._files.find(self._root)
+        return {path[len(self._root) :].lstrip("/") for path in found}
+
+    def _complete(self, names: set[str]) -> set[str]:
+        return {name for name in names if (unit := self._unit_of(name)) is None or f"{unit}{_MANIFEST}" in names}
+
+    def _unit_of(self, name: str) -> str | None:
+        """The folder of the unit of a file, with a slash at its end; None for a file outside of units."""
+        found = self._unit.match(name)
+        return found and found.group()
+
+    def _is_manifest(self, name: str) -> bool:
+        unit = self._unit_of(name)
+        return unit is not None and name == f"{unit}{_MANIFEST}"
+
+    def _local_names(self) -> list[str]:
+        paths = (Path(folder) / name for folder, _, names in os.walk(self._local) for name in names)
+        return [path.relative_to(self._local).as_posix() for path in paths if not path.name.startswith(".")]
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turns the errors of the client libraries, which have types of their own, into an InputError."""
+        try:
+            yield
+        except Exception as error:
+            kind = next((text for of, text in _REASONS.items() if isinstance(error, of)), type(error).__name__)
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{self._field}: {self._url}: {kind} ({reason}); mend that, and run the same command again"
+            ) from error
+
+
+def _stamp(path: Path) -> Stamp:
+    found = path.stat()
+    return Stamp(found.st_size, found.st_mtime_ns)
+
+
+@contextlib.contextmanager
+def mirrored(field: str, directory: str, folder: Path) -> Iterator[None]:
+    """Where `directory` is a URL: makes `folder`, a unit, the copy of the one of that name there, if that is complete.
+
+    If it is not, `folder` is uploaded after the block, which has made it.
+    """
+    if not is_url(directory):
+        yield
+        return
+
+    def remote(copy: Path) -> RemoteFolder:
+        return RemoteFolder(field, f"{directory.rstrip('/')}/{folder.name}", copy, _WHOLE)
+
+    is_there = bool(remote(folder).names())
+    if is_there and not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".download_") as temporary:
+            copy = Path(temporary) / folder.name
+            remote(copy).download()
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(copy, folder)
+    yield
+    if not is_there:
+        remote(folder).upload()

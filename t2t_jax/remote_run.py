@@ -1,0 +1,50 @@
+"""Run folders in an object store (object_store.py), by URL: copied to this machine for as long as they are used."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from t2t_jax.files import is_url
+from t2t_jax.object_store import RemoteFolder, Select, everything, local_copy
+
+_CHECKPOINT = re.compile("(checkpoints|averaged)/([0-9]+)/")
+
+Publish = Callable[[], None]  # uploads what has changed
+
+
+def needed_to_read(step: int | str | None) -> Select:
+    """Selects what reading the checkpoint `step` of a run needs; `step` as for `load`."""
+
+    def select(names: set[str]) -> Iterable[str]:
+        found = {name: match.groups() for name in names if (match := _CHECKPOINT.match(name))}
+        has_average = any(folder == "averaged" for folder, _ in found.values())
+        folder = "averaged" if step == "averaged" or (step is None and has_average) else "checkpoints"
+        newest = max((int(number) for of, number in found.values() if of == folder), default=None)
+        wanted = folder, str(step if isinstance(step, int) else newest)
+        return [name for name in names if "/" not in name or found.get(name) == wanted]
+
+    return select
+
+
+@contextlib.contextmanager
+def local_run(path: str, select: Select = everything, *, trains: bool = False) -> Iterator[tuple[str, Publish]]:
+    """A run folder, or its copy on this machine if `path` is a URL, with what `select` chooses; and its `Publish`.
+
+    What has changed at the end of the block is uploaded too. Of all the processes that use a run, one `trains`.
+    """
+    if not is_url(path):
+        yield path, lambda: None
+        return
+    exclusive = "checkpoints/" if trains else ""
+    with local_copy("workdir", path) as folder:
+        remote = RemoteFolder("workdir", path, folder, _CHECKPOINT)
+        remote.download(select)
+        yield str(folder), lambda: remote.upload(exclusive)
+        remote.upload(exclusive)
+
+
+@contextlib.contextmanager
+def local_runs(paths: str, select: Select = everything) -> Iterator[str]:
+    """`local_run` of each of the folders, separated by commas."""
+    with contextlib.ExitStack() as stack:
+        yield ",".join(stack.enter_context(local_run(path, select))[0] for path in paths.split(","))

@@ -1,0 +1,1 @@
+"""A local demo: a page and a JSON endpoint over HTTP (`main.py --mode=serve`)."""

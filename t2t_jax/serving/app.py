@@ -1,0 +1,224 @@
+"""The page, the JSON endpoints, and what they share: the batches, the searches, the attention pages."""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import json
+import math
+import secrets
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from t2t_jax.decoding.stream import json_line
+from t2t_jax.decoding.translator import Translator
+from t2t_jax.errors import InputError
+from t2t_jax.serving.batching import Batcher, Full, Job
+from t2t_jax.serving.guard import Guard
+from t2t_jax.serving.limits import Limits
+from t2t_jax.serving.page import content_security_policy, page
+from t2t_jax.serving.requests import OPTIONS, attention_request, translate_request
+from t2t_jax.serving.searches import Searches
+from t2t_jax.visualization import page as attention_page
+
+_TRANSLATE, _ATTENTION = "translate", "attention"
+
+
+class Demo:
+    """The demo of one translator; `app` is the ASGI application. Call `close` at the end.
+
+    `defaults` are the options of the run, `about` what the page says of it.
+    """
+
+    def __init__(
+        self,
+        translator: Translator,
+        defaults: Mapping[str, Any],
+        *,
+        about: Mapping[str, Any],
+        limits: Limits = Limits(),  # noqa: B008  (immutable)
+        host: str = "127.0.0.1",
+    ):
+        self._translator, self._limits = translator, limits
+        self._defaults = OPTIONS | dict(defaults)
+        self._about = {
+            **about,
+            "has_trees": translator.task.grammar == "trees",
+            "has_attention": len(translator.ensemble.modules) == 1,
+            "options": {name: self._defaults[name] for name in OPTIONS},
+            "limits": dataclasses.asdict(limits),
+        }
+        self._searches = Searches(_search(self._defaults), limits)
+        most = {"batch_items": limits.batch_sentences, "waiting_items": limits.waiting_sentences}
+        self._batcher = Batcher(self._work, **most)
+        # Of attention, by their secret names.
+        self._pages: collections.OrderedDict[str, str] = collections.OrderedDict()
+        self.app: ASGIApp = Guard(self._routes(), host)
+
+    def close(self) -> None:
+        """Gives up the requests in progress and ends the thread of the batches."""
+        self._batcher.close()
+        self._searches.close()
+
+    def _routes(self) -> Starlette:
+        app = Starlette(
+            routes=[
+                Route("/", self._page, methods=["GET"]),
+                Route("/info", self._info, methods=["GET"]),
+                Route("/translate", self._translate, methods=["POST"]),
+                Route("/attention", self._attention, methods=["POST"]),
+                Route("/attention/{name}", self._attention_page, methods=["GET"]),
+            ],
+            exception_handlers={
+                HTTPException: _http_error, InputError: _input_error, Full: _full, ClientDisconnect: _gone,
+                Exception: _bug,
+            },
+        )  # fmt: skip
+        app.router.redirect_slashes = False
+        return app
+
+    # --- In the event loop ----------------------------------------------------------------------------------
+
+    async def _page(self, request: Request) -> Response:
+        del request
+        return HTMLResponse(page(), headers={"Content-Security-Policy": content_security_policy()})
+
+    async def _info(self, request: Request) -> Response:
+        del request
+        return JSONResponse(self._about)
+
+    async def _translate(self, request: Request) -> Response:
+        body = await _body(request, self._limits)
+        sentences, is_list, options = translate_request(body, self._translator, self._defaults, self._limits)
+        if wait := self._searches.admit(_search(options)):
+            raise HTTPException(
+                429,
+                "too many different searches: each combination of beam_size, alpha, n_best and constrained is "
+                f"compiled; use one again, or a new one in {math.ceil(wait)} s",
+                {"Retry-After": str(math.ceil(wait))},
+            )
+        lines = await self._result(request, Job((_TRANSLATE, _frozen(options)), sentences))
+        text = f"[{', '.join(lines)}]" if is_list else lines[0]
+        return Response(text + "\n", media_type="application/json")
+
+    async def _attention(self, request: Request) -> Response:
+        if not self._about["has_attention"]:
+            raise InputError("attention: an ensemble has no attention weights of its own; serve one run")
+        pair = attention_request(await _body(request, self._limits), self._translator, self._limits)
+        (content,) = await self._result(request, Job((_ATTENTION, secrets.token_urlsafe()), [pair]))
+        name = secrets.token_urlsafe()
+        self._pages[name] = content
+        if len(self._pages) > self._limits.attention_pages:
+            self._pages.popitem(last=False)
+        return JSONResponse({"page": f"/attention/{name}"})
+
+    async def _attention_page(self, request: Request) -> Response:
+        content = self._pages.get(request.path_params["name"])
+        if content is None:
+            raise HTTPException(404, f"only the newest {self._limits.attention_pages} attention pages are kept")
+        # The page has a policy of its own too.
+        return HTMLResponse(content, headers={"Content-Security-Policy": "frame-ancestors 'self'"})
+
+    async def _result(self, request: Request, job: Job) -> list[Any]:
+        """The results of a job, which is withdrawn when the client leaves or the time is up."""
+        self._batcher.submit(job)
+        answered = asyncio.wrap_future(job.future)
+        left = asyncio.ensure_future(request.receive())  # the body has been read: the next message is a disconnect
+        try:
+            seconds = self._limits.request_seconds
+            await asyncio.wait({answered, left}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if answered.done():
+                return answered.result()
+            if left.done():
+                raise ClientDisconnect
+            reason = f"not done within {seconds:g} s; try again, or send less"
+            raise HTTPException(503, reason, {"Retry-After": str(self._batcher.retry_after())})
+        finally:
+            left.cancel()
+            if not answered.done():
+                self._batcher.withdraw(job)
+
+    # --- In the thread of the batches -----------------------------------------------------------------------
+
+    def _work(self, key: Hashable, items: list[Any], check: Callable[[], None]) -> list[str]:
+        """The lines of JSON of sentences, or the attention pages of pairs."""
+        kind, options = key
+        if kind == _ATTENTION:
+            return [self._attention_of(*pair) for pair in items]
+        options = dict(options)
+        self._searches.prepare(_search(options))
+        found = self._translator.translate(items, on_progress=lambda count: check(), **options)
+        return [json_line(*pair) for pair in zip(items, found, strict=True)]
+
+    def _attention_of(self, source: str, target: str) -> str:
+        return attention_page.page(self._translator.attention([source], [target]), f"Attention: {source[:80]}")
+
+
+def _search(options: Mapping[str, Any]) -> Hashable:
+    """What a search is compiled for: its options but the limit on the length."""
+    return _frozen({name: value for name, value in options.items() if name != "max_extra_length"})
+
+
+def _frozen(options: Mapping[str, Any]) -> Hashable:
+    return tuple(sorted(options.items()))
+
+
+async def _body(request: Request, limits: Limits) -> bytes:
+    """The body of a request, within the limits of size and time."""
+    body = bytearray()
+    too_large = HTTPException(413, f"body: at most {limits.body_bytes:,} bytes; send several requests")
+    if int(request.headers.get("content-length", 0)) > limits.body_bytes:
+        raise too_large
+    try:
+        async with asyncio.timeout(limits.body_seconds), contextlib.aclosing(request.stream()) as chunks:
+            async for chunk in chunks:
+                body += chunk
+                if len(body) > limits.body_bytes:
+                    raise too_large
+    except TimeoutError:
+        reason = f"body: not complete after {limits.body_seconds:g} s; check Content-Length"
+        raise HTTPException(408, reason, {"Connection": "close"}) from None
+    return bytes(body)
+
+
+# --- Errors: one line of JSON -----------------------------------------------------------------------------------
+
+
+def _error(status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(json.dumps({"error": reason}) + "\n", status, dict(headers or {}), media_type="application/json")
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    reason = error.detail
+    if error.status_code in (404, 405) and not request.url.path.startswith("/attention/"):
+        reason = f"{request.method} {request.url.path[:100]}: there are GET / and /info, POST /translate and /attention"
+    return _error(error.status_code, reason, error.headers)
+
+
+async def _input_error(request: Request, error: InputError) -> Response:
+    del request
+    return _error(400, str(error))
+
+
+async def _full(request: Request, error: Full) -> Response:
+    del request
+    return _error(503, str(error), {"Retry-After": str(error.retry_after)})
+
+
+async def _gone(request: Request, error: ClientDisconnect) -> Response:
+    """Nobody reads this."""
+    del request, error
+    return Response(status_code=400)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    """Starlette raises the error again, so that uvicorn logs it."""
+    del request
+    return _error(500, f"a bug of the server ({type(error).__name__}); its log says more")

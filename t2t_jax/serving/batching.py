@@ -1,0 +1,132 @@
+"""Requests of many clients share batches: while the device is busy, those that come in wait and then run together.
+
+One thread does all the work. It takes the job that has waited longest and, up to a number of items, the jobs after it
+that can run with it: those with an equal key. So every job runs after a bounded number of batches, whatever the others
+ask for.
+"""
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
+
+# Does the work of the jobs of one key: (key, all their items, a function to call now and then) → a result an item.
+Work = Callable[[Hashable, list[Any], Callable[[], None]], Sequence[Any]]
+_LONGEST_WAIT = 60  # seconds, in Retry-After
+
+
+class Full(Exception):
+    """Too many items wait; `retry_after` is in seconds."""
+
+    def __init__(self, retry_after: int):
+        super().__init__(f"too many sentences are waiting; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class Abandoned(Exception):
+    """Nobody waits for the results of a batch any more."""
+
+
+class Job:
+    """Items to work on together with those of other jobs of the same key; `future` gets the list of results."""
+
+    def __init__(self, key: Hashable, items: Sequence[Any]):
+        self.key, self.items, self.future = key, list(items), Future()
+
+    def settle(self, set_outcome: Callable[..., None], outcome: Any) -> None:
+        """Sets the outcome, unless nobody waits for it."""
+        with contextlib.suppress(InvalidStateError):  # cancelled
+            set_outcome(outcome)
+
+
+class Batcher:
+    """Runs jobs in a thread of its own, until it is closed."""
+
+    def __init__(self, work: Work, *, batch_items: int, waiting_items: int):
+        self._work, self._batch_items, self._most_waiting = work, batch_items, waiting_items
+        self._waiting: list[Job] = []  # in order of arrival
+        self._changed = threading.Condition()
+        self._closed = False
+        self._batch_seconds = 0.0  # of the last batch
+        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queues a job; `Full` if too many items wait, or if the batcher is closed."""
+        with self._changed:
+            waiting = sum(len(other.items) for other in self._waiting)
+            if self._closed or waiting + len(job.items) > self._most_waiting:
+                raise Full(self._retry_after(waiting))
+            self._waiting.append(job)
+            self._changed.notify_all()
+
+    def withdraw(self, job: Job) -> None:
+        """Forgets a job; a batch that has begun ends early if nobody waits for any of its jobs."""
+        job.future.cancel()
+        with self._changed:
+            self._waiting = [other for other in self._waiting if other is not job]
+
+    def retry_after(self) -> int:
+        """Seconds until the jobs that wait now will have run, as far as the last batch tells."""
+        with self._changed:
+            return self._retry_after(sum(len(job.items) for job in self._waiting))
+
+    def _retry_after(self, waiting: int) -> int:
+        seconds = math.ceil(waiting / self._batch_items) * self._batch_seconds
+        return min(max(1, math.ceil(seconds)), _LONGEST_WAIT)
+
+    def close(self) -> None:
+        """Gives up all jobs and waits for the thread."""
+        with self._changed:
+            self._closed = True
+            waiting, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        for job in waiting:
+            job.future.cancel()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while batch := self._take():
+            begun = time.monotonic()
+            self._finish(batch)
+            self._batch_seconds = time.monotonic() - begun
+
+    def _take(self) -> list[Job]:
+        """The next batch: the oldest job and, in order, those of its key; an empty list once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed)
+            batch, count = [], 0
+            for job in self._waiting:
+                if job.key != self._waiting[0].key:
+                    continue
+                if batch and count + len(job.items) > self._batch_items:
+                    break
+                batch.append(job)
+                count += len(job.items)
+            self._waiting = [job for job in self._waiting if job not in batch]
+            return batch
+
+    def _finish(self, batch: list[Job]) -> None:
+        """Sets the results of the jobs. If the work fails, each job is tried alone, so that only the culprit fails."""
+
+        def check() -> None:
+            if self._closed or all(job.future.cancelled() for job in batch):
+                raise Abandoned
+
+        try:
+            results = iter(self._work(batch[0].key, [item for job in batch for item in job.items], check))
+        except Abandoned:
+            for job in batch:
+                job.future.cancel()
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].settle(batch[0].future.set_exception, error)
+            else:
+                for job in batch:
+                    self._finish([job])
+        else:
+            for job in batch:
+                job.settle(job.future.set_result, [next(results) for _ in job.items])

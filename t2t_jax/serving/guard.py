@@ -1,0 +1,65 @@
+"""Refuses requests that other web sites make a browser send, and adds the security headers to every answer."""
+
+import ipaddress
+import urllib.parse
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+_SAFE_METHODS = ("GET", "HEAD")
+
+
+class Guard:
+    """ASGI middleware. `host` is the name or address that the server was told to listen on."""
+
+    def __init__(self, app: ASGIApp, host: str):
+        self._app, self._names = app, {"localhost", host.lower()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        refusal = self.refusal(scope["method"], Headers(scope=scope))
+        app = JSONResponse({"error": refusal[1]}, refusal[0]) if refusal else self._app
+        await app(scope, receive, send_guarded)
+
+    def refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
+        """The status and the reason to refuse a request with; None for one that is allowed."""
+        host = headers.get("host", "")
+        if not self._is_ours(host):  # DNS rebinding: a name of another site that now resolves to this machine
+            names = " or ".join(sorted(self._names))
+            return 421, f"Host must be an IP address or {names}; got {host[:100]!r}; --host=NAME adds a name"
+        if method in _SAFE_METHODS:
+            return None
+        origin = headers.get("origin")
+        if origin not in (None, f"http://{host}", f"https://{host}"):
+            return 403, f"Origin must be that of this server, http://{host}; got {origin[:100]!r}"
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
+            return 403, "Sec-Fetch-Site must be same-origin or none: other sites may not post here"
+        kind = headers.get("content-type", "")
+        if method == "POST" and kind.partition(";")[0].strip().lower() != "application/json":
+            return 415, f"Content-Type must be application/json; got {kind[:100]!r}"
+        return None
+
+    def _is_ours(self, host: str) -> bool:
+        """Whether a Host header is an IP address or one of our names, with any port: tunnels change it."""
+        try:
+            name = urllib.parse.urlsplit(f"//{host}").hostname
+            if not name or "@" in host:
+                return False
+            return name in self._names or bool(ipaddress.ip_address(name))
+        except ValueError:
+            return False

@@ -1,0 +1,33 @@
+"""What one client, or all together, may ask of the server."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Bounds of time, memory and compilation; `docs/serving.md` says why. Times are in seconds."""
+
+    # Of one request.
+    body_bytes: int = 1 << 16
+    sentences: int = 32
+    subwords: int = 256  # of a sentence, with EOS
+    attention_subwords: int = 128  # of either side of a pair whose attention is shown
+    beam_size: int = 32  # more where the run's own is larger, as with the next
+    max_extra_length: int = 512
+
+    # Of all requests.
+    connections: int = 512
+    waiting_sentences: int = 1024
+    batch_sentences: int = 16  # translated together: as many rows as the decoder compiles for, so that none is empty
+    attention_pages: int = 8  # kept in memory, the newest
+
+    # Each search is compiled for its own options: as many different ones as `searches` are admitted at once, after that
+    # one more in each `search_seconds`; all compiled programs are dropped when there are more than `searches`.
+    searches: int = 8
+    search_seconds: float = 15.0
+
+    # Of a connection.
+    head_seconds: float = 10.0  # for the first line and the headers of a request
+    body_seconds: float = 10.0
+    request_seconds: float = 60.0  # from the end of the body to the answer
+    stop_seconds: float = 30.0  # for the requests in progress when the server is told to stop

@@ -1,0 +1,118 @@
+"""The JSON of a request: read and checked; every mistake is an InputError."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from t2t_jax.data.tokenizer import Tokenizer
+from t2t_jax.decoding.grammars import check_grammar
+from t2t_jax.decoding.translator import Translator, check_options
+from t2t_jax.errors import InputError, Range, choice, shown
+from t2t_jax.serving.limits import Limits
+
+# The options of a search that a request may set; the others are those of the run.
+OPTIONS = {"beam_size": 4, "alpha": 0.6, "n_best": 1, "max_extra_length": 50, "constrained": False}
+_MOST_ALPHA = 10
+
+
+class TranslateRequest(NamedTuple):
+    """Sentences and all options of `Translator.translate`; `is_list` if the source was a list."""
+
+    sentences: list[str]
+    is_list: bool
+    options: dict[str, Any]
+
+
+def read_object(body: bytes, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object in the body of a request, whose fields must be among `fields`."""
+    try:
+        value = json.loads(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"body: byte {error.start} is not valid UTF-8; send JSON in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"body: not valid JSON at character {error.pos + 1}: {error.msg}") from None
+    except (ValueError, RecursionError):  # an integer of thousands of digits; thousands of brackets
+        raise InputError('body: too large a number or too deeply nested; send {"source": "A sentence."}') from None
+    if not isinstance(value, dict):
+        raise InputError(f'body must be a JSON object, such as {{"source": "A sentence."}}; got {shown(value)}')
+    for name in value:
+        choice("field", name if len(name) < 100 else name[:100] + "…", fields)
+    return value
+
+
+def translate_request(
+    body: bytes, translator: Translator, defaults: Mapping[str, Any], limits: Limits
+) -> TranslateRequest:
+    """The request to translate in `body`; options that it leaves out are `defaults`."""
+    given = read_object(body, {"source": None, **OPTIONS})
+    source = given.pop("source", None)
+    is_list = isinstance(source, list)
+    sentences = source if is_list else [source]
+    if not 1 <= len(sentences) <= limits.sentences:
+        raise InputError(
+            f"source must be 1 to {limits.sentences} sentences; got {len(sentences)}; send several requests"
+        )
+    options = {**defaults, **_checked_options(given, defaults, limits)}
+    check_options(**options)
+    if options["constrained"]:
+        check_grammar(translator.task)
+    _check_texts("source", sentences)
+    read = [translator.task.preprocess_source(sentence) for sentence in sentences]
+    _check_lengths("source", read, translator.vocabularies.source, limits.subwords)
+    return TranslateRequest(sentences, is_list, options)
+
+
+def attention_request(body: bytes, translator: Translator, limits: Limits) -> tuple[str, str]:
+    """The source and the target in `body`, whose attention is asked for."""
+    given = read_object(body, {"source": None, "target": None})
+    source, target = (given.get(name) for name in ("source", "target"))
+    _check_texts("source", [source])
+    _check_texts("target", [target])
+    task, vocabularies, most = translator.task, translator.vocabularies, limits.attention_subwords
+    _check_lengths("source", [task.preprocess_source(source)], vocabularies.source, most)
+    _check_lengths("target", [task.preprocess_target(target)], vocabularies.target, most)
+    return source, target
+
+
+def _checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    """The options of a request, by their JSON types and the server's limits."""
+    widest = max(limits.beam_size, defaults["beam_size"])
+    ranges = {
+        "beam_size": Range(1, widest),
+        "n_best": Range(1, widest),
+        "alpha": Range(0, _MOST_ALPHA),
+        "max_extra_length": Range(0, max(limits.max_extra_length, defaults["max_extra_length"])),
+    }
+    for name, value in given.items():
+        kind = type(OPTIONS[name])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+            raise InputError(f"{name} must be {wanted}; got {shown(value)}")
+        if name in ranges:
+            ranges[name].check(name, value)
+    return {name: type(OPTIONS[name])(value) for name, value in given.items()}
+
+
+def _check_texts(field: str, texts: list[Any]) -> None:
+    """Refuses what is not a string on one line."""
+    for number, text in enumerate(texts, start=1):
+        name = _name(field, number, texts)
+        if not isinstance(text, str):
+            got = "nothing" if text is None else shown(text)
+            raise InputError(f"{name} must be a string{' or a list of strings' * (field == 'source')}; got {got}")
+        if "\n" in text:
+            where = text.index("\n") + 1
+            raise InputError(f"{name}: a line end at character {where}; a sentence is one line, send a list of several")
+
+
+def _check_lengths(field: str, texts: list[str], vocabulary: Tokenizer, most: int) -> None:
+    """Refuses texts of more than `most` subwords, EOS included."""
+    for number, ids in enumerate(vocabulary.encode_many(texts), start=1):
+        if len(ids) > most:
+            raise InputError(
+                f"{_name(field, number, texts)}: {len(ids):,} subwords, which must be at most {most}; split it"
+            )
+
+
+def _name(field: str, number: int, texts: list[Any]) -> str:
+    return field if len(texts) == 1 else f"{field}, sentence {number}"

@@ -1,0 +1,57 @@
+"""CPU cores, and iteration in several threads."""
+
+import concurrent.futures
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+
+def available_cores() -> int:
+    """The number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def in_threads(generators: Sequence[Generator[Item]], threads: int) -> Iterator[Item]:
+    """The items of all generators as they come, each generator in one of so many threads, which take them in order.
+
+    An exception in one of them is raised here. The others then end at their next item, as they do when this iterator is
+    closed.
+    """
+    if min(threads, len(generators)) == 1:
+        for generator in generators:
+            yield from generator
+        return
+    found, is_over = queue.SimpleQueue(), threading.Event()
+
+    def iterate(generator):
+        try:
+            with contextlib.closing(generator):
+                for item in generator:
+                    found.put((item,))
+                    if is_over.is_set():
+                        return
+            found.put(())
+        except BaseException as error:
+            found.put(error)
+
+    executor = concurrent.futures.ThreadPoolExecutor(threads)
+    try:
+        running = len([executor.submit(iterate, generator) for generator in generators])
+        while running:
+            match found.get():
+                case (item,):
+                    yield item
+                case ():
+                    running -= 1
+                case error:
+                    raise error
+    finally:
+        is_over.set()
+        executor.shutdown(cancel_futures=True)

@@ -1,0 +1,55 @@
+"""§5.2: what `config.machine` leaves to the devices: fused attention or not, and the peak rate that MFU refers to."""
+
+import re
+
+import jax
+from ml_collections import ConfigDict
+
+from t2t_jax.model.attention import cudnn_supports
+
+# Peak TFLOP/s of dense bfloat16 products, by the makers' data sheets. The key is the beginning of JAX's `device_kind`.
+_PEAK_TFLOPS = {
+    "NVIDIA A100": 312.0,
+    "NVIDIA B200": 2250.0,
+    "NVIDIA H100": 989.0,
+    "NVIDIA H100 NVL": 835.0,
+    "NVIDIA H100 PCIe": 756.0,
+    "NVIDIA H200": 989.0,
+    "NVIDIA H200 NVL": 835.0,
+    "NVIDIA L4": 121.0,
+    "NVIDIA L40S": 362.0,
+    "TPU v4": 275.0,
+    "TPU v5": 459.0,  # v5p, under either name
+    "TPU v5p": 459.0,
+    "TPU v5 lite": 197.0,  # v5e
+    "TPU v6 lite": 918.0,  # v6e
+}
+
+
+def fused_attention(config: ConfigDict, device: jax.Device) -> bool:
+    """`machine.fused_attention`; where that is None, whether cuDNN has a kernel for this model on this device."""
+    if (given := config.machine.fused_attention) is not None:
+        return given
+    model = config.model
+    return (
+        _compute_capability(device) >= 8
+        and config.machine.model_parallel == 1
+        and model.attention == "dot_product"
+        and not model.attention_dropout
+        and model.d_k == model.d_v
+        and cudnn_supports(config.train.dtype, model.d_k)
+    )
+
+
+def peak_tflops(config: ConfigDict, device: jax.Device) -> float:
+    """`machine.peak_tflops`; where that is 0, the device's rate for bfloat16; 0 if it is unknown or not for float32."""
+    if config.machine.peak_tflops or config.train.dtype != "bfloat16":
+        return config.machine.peak_tflops
+    names = [name for name in _PEAK_TFLOPS if re.match(rf"{name}\b", device.device_kind)]
+    return _PEAK_TFLOPS[max(names, key=len)] if names else 0.0
+
+
+def _compute_capability(device: jax.Device) -> float:
+    """NVIDIA's version number of a GPU's architecture, 8.0 for an A100; 0 for other devices."""
+    version = getattr(device, "compute_capability", "")
+    return float(version) if re.fullmatch(r"\d+\.\d+", version) else 0.0

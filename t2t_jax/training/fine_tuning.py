@@ -1,0 +1,57 @@
+"""Fine-tuning: training that starts from the weights of another run, with a fresh optimiser (`--init_from`)."""
+
+import copy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from t2t_jax import sharding
+from t2t_jax.data.preparation import local_directory
+from t2t_jax.decoding.trained_model import restore
+from t2t_jax.errors import InputError
+from t2t_jax.files import write_bytes
+from t2t_jax.interop.imported import run_folders
+
+_KEPT = ("dropout", "attention_dropout")  # fields of the model that may change between runs
+
+
+class Pretrained(NamedTuple):
+    """What training starts from: the parameters of `checkpoint` of the run `path`."""
+
+    path: str
+    checkpoint: str
+    params: Any
+
+
+def pretrained(config: ConfigDict, path: str) -> tuple[ConfigDict, Pretrained]:
+    """The trained model in a run folder or a Marian folder, and `config` with its sizes and its vocabularies.
+
+    Dropout alone stays that of `config`. The vocabularies are copied below `data.directory`, so that `path` is needed
+    no more than the weights are. A config that names other vocabularies is refused.
+    """
+    with run_folders(path) as folder:
+        found = restore(folder)
+        vocabularies, model = found.vocabularies, found.run.config["model"]
+    config = copy.deepcopy(config)
+    config.model.update({name: value for name, value in model.items() if name not in _KEPT})
+    directory = local_directory(config.data.directory) / "vocabularies"
+    sides = {"vocabulary": vocabularies.target}
+    if not vocabularies.is_joint:
+        sides["source_vocabulary"] = vocabularies.source
+    with sharding.main_first("vocabularies"):
+        for field, side in sides.items():
+            _check_same(f"data.{field}", config.data[field], side.model, path)
+            config.data[field] = str(directory / f"{side.checksum[:16]}.model")
+            if not Path(config.data[field]).is_file():
+                directory.mkdir(parents=True, exist_ok=True)
+                write_bytes(Path(config.data[field]), side.model)
+    config.data.vocab_size = len(vocabularies.target)
+    config.data.source_vocab_size = 0 if vocabularies.is_joint else len(vocabularies.source)
+    return config, Pretrained(path, found.checkpoint, found.params)
+
+
+def _check_same(field: str, given: str, wanted: bytes, path: str) -> None:
+    """Refuses a vocabulary of the config that is not the one that the weights belong to."""
+    if given and (not Path(given).expanduser().is_file() or Path(given).expanduser().read_bytes() != wanted):
+        raise InputError(f"{field}={given} is not the vocabulary of --init_from={path}; leave {field} empty")

@@ -1,0 +1,193 @@
+"""Figures 3–5: attention weights drawn with Matplotlib, as lines in the paper's style and as heat maps."""
+
+import colorsys
+import textwrap
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import logging
+
+from t2t_jax.decoding.attention_maps import AttentionMap
+
+# D3's category10, the colours of tensor2tensor's viewer, with which the paper's figures were made.
+_CATEGORY10 = (
+    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
+)  # fmt: skip
+_DOTS_PER_INCH = 150
+_LONGEST_LABEL = 24  # characters
+_CELLS = 0.9  # width of the cells of all heads at a key, of the distance between keys
+MOST_LINES = 2000  # of a head; of longer sentences the strongest are drawn
+_INVISIBLE = 1 / 510  # a weight below this is an opacity of zero in 8 bits
+
+# Inches.
+_TOKEN_WIDTH, _CHARACTER_WIDTH, _TITLE_HEIGHT, _LINES_HEIGHT, _TEXT_HEIGHT = 0.21, 0.085, 0.35, 1.7, 0.19
+_MARGIN, _SMALLEST_WIDTH, _CAPTION_CHARACTER_WIDTH = 0.15, 4.8, 0.072
+_MAP_PER_TOKEN, _SMALLEST_MAP, _LARGEST_MAP = 0.1, 1.1, 4.0  # of a heat map's side; beyond 40 tokens without labels
+
+
+class Panel(NamedTuple):
+    """Heads of one layer of a map, counted from 1; with a `query`, only what the token at this position attends to."""
+
+    map: AttentionMap
+    layer: int
+    heads: Sequence[int]
+    title: str = ""
+    query: int | None = None
+
+
+def head_colours(count: int) -> list[str]:
+    """A colour for each head, as #rrggbb: the paper's for up to ten, else hues at equal distances."""
+    if count <= len(_CATEGORY10):
+        return list(_CATEGORY10[:count])
+    rgb = [colorsys.hls_to_rgb(n / count, (0.42, 0.6)[n % 2], 0.75) for n in range(count)]
+    return ["#" + "".join(f"{round(255 * channel):02x}" for channel in colour) for colour in rgb]
+
+
+def without_controls(text: str) -> str:
+    """The text with "·" for each control or formatting character."""
+    return "".join(c if c.isprintable() else "·" for c in text)
+
+
+def printable(token: str) -> str:
+    """The token as a label: "<EOS>" as in the paper, control and formatting characters as "·", long ones shortened."""
+    label = "<EOS>" if token == "</s>" else without_controls(token)
+    return label if len(label) <= _LONGEST_LABEL else label[: _LONGEST_LABEL - 1] + "…"
+
+
+def draw_lines(panels: Sequence[Panel], caption: str = "") -> Any:
+    """A figure of panels, one below the other: queries on top, keys below, joined by lines whose opacity is the weight.
+
+    Left out: lines of weights below 1/510, which would be invisible, and all but the `MOST_LINES` strongest of a head.
+    """
+    from matplotlib.figure import Figure  # half a second
+
+    slots = max(max(len(panel.map.queries), len(panel.map.keys)) for panel in panels)
+    span = _TOKEN_WIDTH * slots
+    width = max(_SMALLEST_WIDTH, span + 2 * _MARGIN)
+    lines = textwrap.wrap(caption, int((width - 2 * _MARGIN) / _CAPTION_CHARACTER_WIDTH))
+    heights = [(_TITLE_HEIGHT * bool(p.title), _label_height(p.map.queries), _label_height(p.map.keys)) for p in panels]
+    height = sum(map(sum, heights)) + _LINES_HEIGHT * len(panels) + _TEXT_HEIGHT * len(lines) + 2 * _MARGIN
+    figure = Figure(figsize=(width, height))
+    top = height - _MARGIN
+    for panel, (title, above, below) in zip(panels, heights, strict=True):
+        figure.text(_MARGIN / width, (top - 0.05) / height, panel.title, size=10, va="top", parse_math=False)
+        top -= title + above + _LINES_HEIGHT
+        axes = figure.add_axes(((width - span) / 2 / width, top / height, span / width, _LINES_HEIGHT / height))
+        _draw_panel(axes, panel, slots)
+        top -= below
+    figure.text(_MARGIN / width, _MARGIN / height, "\n".join(lines), size=9, va="bottom", parse_math=False)
+    return figure
+
+
+def _labels(tokens: Sequence[str]) -> list[str]:
+    return [printable(token) for token in tokens]
+
+
+def _label_height(tokens: Sequence[str]) -> float:
+    return max(map(len, _labels(tokens)), default=0) * _CHARACTER_WIDTH + 0.1
+
+
+def _draw_panel(axes: Any, panel: Panel, slots: int) -> None:
+    from matplotlib.collections import LineCollection
+
+    axes.set(xlim=(-0.5, slots - 0.5), ylim=(0, 1))
+    axes.set_axis_off()
+    map, colours = panel.map, head_colours(panel.map.weights.shape[1])
+    queries, keys = (np.arange(len(side)) + (slots - len(side)) / 2 for side in (map.queries, map.keys))
+    for n, head in enumerate(panel.heads):
+        weights = map.head(panel.layer, head)
+        shown = weights >= _INVISIBLE
+        if panel.query is not None:
+            shown &= (np.arange(len(queries)) == panel.query)[:, None]
+        shift = 0 if panel.query is None else _CELLS * ((n + 0.5) / len(panel.heads) - 0.5)  # to the middle of its cell
+        rows, columns = np.nonzero(shown)
+        strongest = np.sort(np.argsort(-weights[rows, columns], kind="stable")[:MOST_LINES])
+        rows, columns = rows[strongest], columns[strongest]
+        lines = [((queries[q], 1), (keys[k] + shift, 0)) for q, k in zip(rows, columns, strict=True)]
+        opacity = weights[rows, columns].clip(0, 1)
+        axes.add_collection(
+            LineCollection(lines, colors=colours[head - 1], alpha=opacity, linewidths=2, capstyle="butt")
+        )
+    if panel.query is not None:
+        _draw_cells(axes, panel, queries, keys, colours)
+    style = {"rotation": 90, "ha": "center", "size": 9, "parse_math": False}
+    for n, label in enumerate(_labels(map.queries)):
+        axes.text(queries[n], 1.03, label, va="bottom", weight="bold" if n == panel.query else "normal", **style)
+    for x, label in zip(keys, _labels(map.keys), strict=True):
+        axes.text(x, -0.03, label, va="top", **style)
+
+
+def _draw_cells(axes: Any, panel: Panel, queries: np.ndarray, keys: np.ndarray, colours: Sequence[str]) -> None:
+    """Behind each key a strip for each head, as opaque as its weight; behind the query a grey one."""
+    from matplotlib.patches import Rectangle
+
+    def strip(x, width, y, side, **style):
+        label = len(printable(side)) * _CHARACTER_WIDTH / _LINES_HEIGHT + 0.03
+        axes.add_patch(Rectangle((x, y - label * (y == 0)), width, label, lw=0, clip_on=False, zorder=0, **style))
+
+    strip(queries[panel.query] - _CELLS / 2, _CELLS, 1, panel.map.queries[panel.query], color="0.8")
+    width = _CELLS / len(panel.heads)
+    for n, head in enumerate(panel.heads):
+        weights = panel.map.head(panel.layer, head)[panel.query]
+        for x, weight, key in zip(keys, weights, panel.map.keys, strict=True):
+            strip(x - _CELLS / 2 + n * width, width, 0, key, color=colours[head - 1], alpha=float(weight.clip(0, 1)))
+
+
+def draw_heat_maps(map: AttentionMap, title: str) -> Any:
+    """A figure with a heat map of each head: a row for each layer, a column for each head; queries run downwards."""
+    from matplotlib.figure import Figure
+
+    layers, heads = map.weights.shape[:2]
+    longest = max(len(map.queries), len(map.keys), 1)
+    side = min(max(_SMALLEST_MAP, _MAP_PER_TOKEN * longest), _LARGEST_MAP)
+    figure = Figure(figsize=(heads * side + 2.5, layers * (side + 0.2) + 1.8), layout="compressed")
+    grid = figure.subplots(layers, heads, squeeze=False)
+    for layer in range(layers):
+        for head in range(heads):
+            axes = grid[layer, head]
+            image = axes.imshow(map.weights[layer, head], cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+            axes.set_title(f"layer {layer + 1}, head {head + 1}", size=8)
+            axes.set(xticks=[], yticks=[])
+            if head == 0:
+                _label(axes.set_yticks, map.queries, side)
+            if layer == layers - 1:
+                _label(axes.set_xticks, map.keys, side, rotation=90)
+    figure.colorbar(image, ax=grid, label="attention weight", shrink=min(1.0, 3 / layers), pad=0.01)
+    figure.suptitle(title, size=10, parse_math=False)
+    return figure
+
+
+def _label(set_ticks: Any, tokens: Sequence[str], side: float, **style: Any) -> None:
+    """Labels the ticks of a heat map, where there is room for labels."""
+    if len(tokens) * _MAP_PER_TOKEN <= side:
+        set_ticks(range(len(tokens)), _labels(tokens), size=6, parse_math=False, **style)
+
+
+def save(figure: Any, path: Path) -> list[Path]:
+    """Writes PATH.png and PATH.svg; characters that no installed font has are boxes, which is said in a warning."""
+    import matplotlib
+
+    paths = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
+    with warnings.catch_warnings(record=True) as caught, matplotlib.rc_context({"svg.hashsalt": "t2t_jax"}):
+        warnings.simplefilter("always")
+        for written in paths:
+            metadata = {"Date": None} if written.suffix == ".svg" else {}
+            figure.savefig(
+                written,
+                dpi=_DOTS_PER_INCH,
+                metadata=metadata,
+                facecolor="white",
+                bbox_inches="tight",
+                pad_inches=_MARGIN,
+            )
+    missing = {
+        str(warning.message).partition(" missing from")[0]
+        for warning in caught
+        if "missing from" in str(warning.message)
+    }
+    if missing:
+        logging.warning("%s: %d characters are drawn as boxes: Matplotlib's font lacks them", path.name, len(missing))
+    return paths

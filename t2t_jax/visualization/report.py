@@ -1,0 +1,68 @@
+"""The attention of a run on a text file: one HTML page and figures (`main.py --mode=attention`)."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from t2t_jax.decoding.attention_maps import AttentionMaps
+from t2t_jax.decoding.translator import load
+from t2t_jax.errors import InputError
+from t2t_jax.files import check_pairing, new_folder, read_text, write_bytes
+from t2t_jax.run_folder import RunFolder
+from t2t_jax.visualization.figures import MOST_LINES, Panel, draw_heat_maps, draw_lines, save
+from t2t_jax.visualization.page import page
+
+PAGE = "attention.html"
+KINDS = {"encoder": "Encoder", "decoder": "Decoder", "encoder_decoder": "Encoder–decoder"}
+_MOST_SENTENCES = 50
+_LARGEST_PAGE = 64 << 20  # bytes; browsers are slow with more
+
+
+def attention_run(workdir: str, *, source: str, target: str | None, output: str, step: int | str | None) -> str:
+    """Writes the page and the figures into the new folder `output`; returns a line that says what was written.
+
+    The weights are those for the lines of the file `target`, or for the translations that the run's own options find.
+    """
+    sources, targets = _read(source, target)
+    options = {} if targets is not None else RunFolder.open(workdir.split(",")[0]).decode_options()
+    with new_folder("output", output) as folder:
+        maps = load(workdir, step).attention(sources, targets, **options)
+        content = page(maps, f"Attention of {Path(workdir).name}").encode()
+        if len(content) > _LARGEST_PAGE:
+            raise InputError(
+                f"source: the page would have {len(content) >> 20} MiB; at most {_LARGEST_PAGE >> 20} work; "
+                "give fewer or shorter sentences"
+            )
+        write_bytes(folder / PAGE, content)
+        count = sum(len(save(figure, folder / name)) for name, figure in _figures(maps))
+    return f"{output}/{PAGE}: {len(maps)} sentence{'s' * (len(maps) > 1)}, {len(content):,} bytes; and {count} figures"
+
+
+def _read(source: str, target: str | None) -> tuple[list[str], list[str] | None]:
+    sources = read_text("source", source)
+    if not 1 <= len(sources) <= _MOST_SENTENCES:
+        raise InputError(f"source: {source} has {len(sources)} lines; a page shows 1 to {_MOST_SENTENCES}")
+    if target is None:
+        return sources, None
+    targets = read_text("target", target)
+    check_pairing((source, target), (sources, targets))
+    return sources, targets
+
+
+def _figures(maps: Sequence[AttentionMaps]) -> Iterator[tuple[str, Any]]:
+    """(name, figure) for each sentence and kind of attention, the lines of each layer, and a heat map of each head."""
+    for number, words in enumerate((pair.words() for pair in maps), start=1):
+        for kind, title in KINDS.items():
+            map = getattr(words, kind)
+            if not map.queries:  # an empty translation
+                continue
+            layers, heads = map.weights.shape[:2]
+            panels = [
+                Panel(map, n, range(1, heads + 1), f"{title}, layer {n} of {layers}") for n in range(1, layers + 1)
+            ]
+            caption = f"Sentence {number}, all {heads} heads. Above: queries, which attend; below: keys, attended to."
+            if len(map.queries) * len(map.keys) > MOST_LINES:
+                caption += f" Only the {MOST_LINES:,} strongest lines of each head are drawn."
+            yield f"sentence{number}_{kind}_lines", draw_lines(panels, caption)
+            title = f"Sentence {number}, {title.lower()} attention. Rows: queries; columns: keys."
+            yield f"sentence{number}_{kind}_heat_maps", draw_heat_maps(map, title)

@@ -1,0 +1,114 @@
+"""Sampling weights of training texts: what each epoch holds, through preparation and batches."""
+
+import collections
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_jax.data.mixture import Mixture
+from t2t_jax.data.preparation import open_store
+from t2t_jax.errors import InputError
+from t2t_jax.training.loop import train
+from t2t_jax.training.setup import make_batches
+from tests.data import toy_corpus
+from tests.runs import tiny_config
+
+WEIGHTS = st.sampled_from([0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.75])
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), WEIGHTS), min_size=1, max_size=4), st.integers(1, 5), st.data())
+def test_a_pair_occurs_as_often_as_its_weight_says(texts, num_groups, data):
+    """Of each text and group, the sum is the weight, rounded up; pairs of one text and group differ by at most one."""
+    sizes, weights = zip(*texts, strict=True)
+    groups = np.array(data.draw(st.lists(st.integers(0, num_groups - 1), min_size=sum(sizes), max_size=sum(sizes))))
+    mixture = Mixture(sizes, weights, seed=3)
+    expected = mixture.group(groups, num_groups)
+    most, total = mixture.occurrences(sum(sizes)), collections.Counter()
+    for epoch in range(5):
+        pairs = mixture.epoch(epoch)
+        np.testing.assert_array_equal(np.bincount(groups[pairs], minlength=num_groups), expected)
+        assert (np.bincount(pairs, minlength=sum(sizes)) <= most).all()
+        np.testing.assert_array_equal(mixture.epoch(epoch), pairs)
+        total.update(pairs.tolist())
+    end = 0
+    for size, weight in texts:
+        end += size
+        for group in range(num_groups):
+            members = [pair for pair in range(end - size, end) if groups[pair] == group]
+            counts = [total[pair] for pair in members]
+            if members:
+                assert max(counts) - min(counts) <= 1
+                assert sum(counts) == 5 * (int(weight) * len(members) + np.ceil(weight % 1 * len(members)))
+
+
+def mixed(directory, weights, **changes):
+    """The config of a tiny experiment with two training texts of 300 and 40 pairs."""
+    config = tiny_config(directory, **changes)
+    more = toy_corpus.write(directory / "more", toy_corpus.pairs(40, 7))
+    config.data.train = f"{config.data.train}{weights[0]},{more}{weights[1]}"
+    return config
+
+
+def epoch_pairs(config, epoch):
+    """How often each pair of the store occurs in an epoch of batches."""
+    store = open_store(config.data)
+    batches = make_batches(config, store)
+    plan = batches.plan(epoch)
+    found = np.concatenate([plan.batch(index)[0] for index in range(batches.per_epoch)])
+    return np.bincount(found, minlength=len(store.source)), batches.per_epoch
+
+
+def test_batches_hold_the_mixture(tmp_path):
+    counts, per_epoch = epoch_pairs(mixed(tmp_path, ("", ":3")), 0)
+    assert (counts[:300] == 1).all() and (counts[300:] == 3).all()
+
+    config = mixed(tmp_path, (":0.5", ":1"))
+    counts, per_epoch = epoch_pairs(config, 0)
+    assert 150 <= counts[:300].sum() <= 152 and (counts[300:] == 1).all()
+    again, same = epoch_pairs(config, 1)
+    assert same == per_epoch and (counts + again)[:300].min() >= 1 and (counts != again).any()
+    plain, _ = epoch_pairs(mixed(tmp_path, (":1", ":1.0")), 0)
+    assert (plain == 1).all()
+
+
+def test_weights_belong_to_the_identity_of_the_data_but_not_to_the_store(tmp_path):
+    stores = [open_store(mixed(tmp_path, weights).data) for weights in (("", ""), (":1", ":1"), (":1", ":0.5"))]
+    assert len({store.directory for store in stores}) == 1
+    assert stores[0].fingerprint == stores[1].fingerprint != stores[2].fingerprint
+    assert "300 of" in stores[2].describe() and "40 of" in stores[2].describe()
+    assert "more, weight 0.5" in stores[2].describe()
+
+
+def test_a_run_with_weights_resumes_with_the_same_weights_only(tmp_path):
+    whole = train(mixed(tmp_path, (":0.5", ":2"), train__train_steps=12), str(tmp_path / "whole"))
+    train(mixed(tmp_path, (":0.5", ":2"), train__train_steps=5), str(tmp_path / "parts"))
+    with pytest.raises(InputError, match="data"):
+        train(mixed(tmp_path, (":0.5", ":1"), train__train_steps=12), str(tmp_path / "parts"))
+    parts = train(mixed(tmp_path, (":0.5", ":2"), train__train_steps=12), str(tmp_path / "parts"))
+    assert parts["batches_crc32"] == whole["batches_crc32"] and parts["test"] == whole["test"]
+
+
+@pytest.mark.parametrize("shapes", [1, 2])
+def test_packed_batches_hold_the_mixture(tmp_path, shapes):
+    """Half of the pairs of each two lengths, rounded up, so that a pair that is the only one of its lengths comes."""
+    packed = {"data__packing": True, "data__packing_shapes": shapes}
+    counts, _ = epoch_pairs(mixed(tmp_path, ("", ":2"), **packed), 3)
+    assert (counts[:300] == 1).all() and (counts[300:] == 2).all()
+    config = mixed(tmp_path, (":0.5", ":1"), **packed)
+    (counts, per_epoch), (again, same) = (epoch_pairs(config, epoch) for epoch in (0, 1))
+    store = open_store(config.data)
+    lengths = set(zip(store.source.lengths()[:300].tolist(), store.target.lengths()[:300].tolist(), strict=True))
+    assert 150 <= counts[:300].sum() <= 150 + len(lengths) / 2 and (counts[300:] == 1).all()
+    assert same == per_epoch and (counts + again)[:300].min() >= 1 and (counts != again).any()
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "x", "", "1e3", "0.0", "12345"])
+def test_weights_that_are_not_positive_are_refused(tmp_path, weight):
+    with pytest.raises(InputError, match=r"data.train=.*after the colon, the weight of .*more must be a positive"):
+        open_store(mixed(tmp_path, ("", f":{weight}")).data)
+    config = tiny_config(tmp_path)
+    config.data.train += ":2"
+    with pytest.raises(InputError, match="the weight of a single text changes nothing; leave it out"):
+        open_store(config.data)

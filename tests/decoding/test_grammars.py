@@ -1,0 +1,154 @@
+"""Grammar-constrained decoding (§6.3): the allowed tokens are exactly those that can still become a tree."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2t_jax.data.task import TASKS
+from t2t_jax.data.trees import DEEPEST, rebuild
+from t2t_jax.decoding.beam_search import SearchOptions, beam_search
+from t2t_jax.decoding.constraints import Constraint
+from t2t_jax.decoding.grammars import tree_grammar
+from t2t_jax.decoding.translator import Translator
+from t2t_jax.errors import InputError
+
+PIECES = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", "▁(B", "▁)B", "▁(ODD")  # (ODD has no closing bracket
+EOS, XX = 1, 3
+GRAMMAR = tree_grammar(PIECES)
+NUMBERED = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", "▁#0", "▁#1", "▁#2", "▁#3")
+
+
+def is_tree(ids, num_words, pieces=PIECES):
+    """Whether `rebuild` makes a tree of these ids, EOS last, without a repair; each leaf follows its number, if any."""
+    *tokens, last = ids
+    symbols = [pieces[i].removeprefix("▁") for i in tokens]
+    leaves = [symbol for symbol in symbols if symbol not in ["(A", ")A", "(B", ")B", "(ODD"]]
+    numbered = [x for number in range(num_words) for x in (f"#{number}", "XX")]
+    follows = all(after == "XX" for before, after in itertools.pairwise(symbols) if before.startswith("#"))
+    return (
+        last == EOS
+        and not rebuild(symbols, ["w"] * num_words)[1]
+        and (pieces is PIECES or (leaves == numbered and follows))
+    )
+
+
+def allowed_after(prefixes, num_words, limit, pieces=PIECES):
+    """The tokens that the grammar allows after each of these prefixes of equal length."""
+    length = len(prefixes[0])
+    tokens = np.zeros((1, len(prefixes), limit), np.int32)
+    tokens[0, :, :length] = prefixes
+    tokens[0, :, length:] = 4  # rubbish, which must be ignored
+    arguments = jnp.asarray(tokens), jnp.array([length]), jnp.array([limit]), jnp.array([[num_words]])
+    found = np.asarray(tree_grammar(pieces)(jnp.zeros((1, len(prefixes), len(pieces))), *arguments))[0]
+    assert set(np.unique(found)) <= {0.0, -np.inf}  # log-probabilities of allowed tokens do not change
+    return [set(np.flatnonzero(row == 0).tolist()) for row in found]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "num_words", "limit"),
+    [(PIECES, 1, 6), (PIECES, 2, 6), (PIECES, 3, 5), (PIECES, 3, 4), (PIECES, 2, 3),
+     (NUMBERED, 1, 7), (NUMBERED, 2, 7), (NUMBERED, 3, 7)],
+)  # fmt: skip
+def test_allowed_are_exactly_the_tokens_that_can_still_become_a_tree_within_the_limit(pieces, num_words, limit):
+    """Against the definition, by enumeration of all sequences."""
+    ids = range(3, len(pieces))
+    whole = [
+        (*tokens, EOS)
+        for length in range(limit)
+        for tokens in itertools.product(ids, repeat=length)
+        if is_tree((*tokens, EOS), num_words, pieces)
+    ]
+    prefixes = {tokens[:length] for tokens in whole for length in range(len(tokens))}
+    assert len(whole) > 0
+    for length in range(limit):
+        group = sorted(prefix for prefix in prefixes if len(prefix) == length)
+        expected = [{tokens[length] for tokens in whole if tokens[:length] == prefix} for prefix in group]
+        assert not group or allowed_after(group, num_words, limit, pieces) == expected
+
+
+def test_constituents_are_not_nested_deeper_than_a_tree_may_be():
+    limit = 2 * DEEPEST + 10
+    assert allowed_after([[4] * (DEEPEST - 1)], 1, limit) == [{XX, 4, 6}]
+    assert allowed_after([[4] * DEEPEST], 1, limit) == [{XX}]
+
+
+@functools.partial(jax.jit, static_argnames=("width", "constraint"))
+def search(key, limits, num_words, width, constraint):
+    """The hypotheses of a model with random logits that prefers opening brackets to EOS."""
+
+    def step(tokens, positions, cache):
+        logits = 3 * jax.random.normal(jax.random.fold_in(key, positions.max()), (*tokens.shape, len(PIECES)))
+        return logits.at[..., 4].add(3.0).at[..., EOS].add(-3.0), cache
+
+    options = SearchOptions(beam_size=width, n_best=width, constraint=constraint)
+    cache = jnp.zeros((len(limits), width))
+    return beam_search(step, cache, limits, options, max_steps=32, features=num_words[:, None])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31 - 1), st.lists(st.tuples(st.integers(1, 12), st.integers(0, 18)), min_size=4, max_size=4))
+def test_every_hypothesis_is_a_tree_over_the_words(seed, sentences):
+    num_words, limits = np.array([(words, words + 1 + spare) for words, spare in sentences], np.int32).T
+    found = search(jax.random.key(seed), jnp.asarray(limits), jnp.asarray(num_words), 4, GRAMMAR)
+    assert np.all(found.scores[:, 0] > -np.inf)
+    for row, hypothesis in zip(*np.nonzero(np.asarray(found.scores) > -np.inf), strict=True):
+        ids = found.tokens[row, hypothesis, : found.lengths[row, hypothesis]].tolist()
+        assert found.finished[row, hypothesis] and len(ids) <= limits[row] and is_tree(ids, num_words[row])
+
+
+def test_without_the_constraint_the_same_model_writes_no_tree():
+    found = search(jax.random.key(0), jnp.full(4, 30), jnp.full(4, 3), 4, None)
+    ids = [found.tokens[row, 0, : found.lengths[row, 0]].tolist() for row in range(4)]
+    assert not any(is_tree(row, 3) for row in ids)
+
+
+def test_the_same_vocabulary_has_the_same_constraint_so_that_nothing_is_compiled_twice():
+    assert tree_grammar(tuple(PIECES)) is GRAMMAR
+    assert tree_grammar(PIECES[:-1]) is not GRAMMAR
+
+
+@pytest.mark.parametrize("piece", ["▁", "N", "▁(", "▁)"])
+def test_a_vocabulary_of_subwords_is_refused(piece):
+    with pytest.raises(InputError, match="constrained: the target vocabulary must hold whole symbols"):
+        tree_grammar((*PIECES, piece))
+
+
+def test_a_vocabulary_without_a_leaf_is_refused():
+    with pytest.raises(InputError, match="has no symbol for a word, such as XX"):
+        tree_grammar(("<pad>", "</s>", "<unk>", "▁(A", "▁)A"))
+
+
+def test_a_task_without_a_grammar_refuses_the_option(translator):
+    with pytest.raises(InputError, match="constrained: this task has no grammar, only parsing has one"):
+        translator.translate(["a"], constrained=True)
+
+
+def test_two_constraints_are_refused(translator):
+    parser = Translator(translator.ensemble, translator.vocabularies, max_length=256, task=TASKS["parsing"])
+    with pytest.raises(InputError, match="constrained: there is another constraint"):
+        parser.translate(["a"], constrained=True, constraint=GRAMMAR)
+
+
+def test_features_of_a_sentence_reach_the_constraint_whatever_its_neighbours(translator):
+    """A constraint that allows as many tokens as the sentence has words, then EOS alone."""
+
+    def process(log_probs, tokens, lengths, max_lengths, features):
+        del tokens, max_lengths
+        is_eos = (jnp.arange(log_probs.shape[-1]) == EOS)[None, None]
+        return jnp.where(is_eos == (lengths >= features[:, 0])[:, None, None], log_probs, -jnp.inf)
+
+    constraint = Constraint(process, largest_bonus=0.0, features=lambda sentence: [len(sentence.split())])
+    sentences = ["one", "two three four", "", "five six seven eight nine", "ten one"]
+    found = translator.translate(sentences, constraint=constraint, max_extra_length=20)
+    assert [best.num_tokens for best, *_ in found] == [2, 4, 0, 6, 3]
+
+
+def test_options_are_hashable_so_that_they_can_be_static_arguments():
+    assert hash(SearchOptions(constraint=GRAMMAR)) == hash(dataclasses.replace(SearchOptions(), constraint=GRAMMAR))

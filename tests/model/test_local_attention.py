@@ -1,0 +1,83 @@
+"""Attention in blocks equals attention with a mask of nearby positions."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2t_jax.model.attention import padding_mask, scaled_dot_product_attention, segment_mask
+from t2t_jax.model.local_attention import local_attention
+from tests import tiny
+from tests.model.test_packing import ROWS, apart, loss_and_gradient, together
+
+BATCH, HEADS, K, V = 2, 2, 3, 5
+
+
+def arrays(length):
+    keys = jax.random.split(jax.random.key(length), 3)
+    shapes = (BATCH, HEADS, length, K), (BATCH, HEADS, K, length), (BATCH, HEADS, length, V)
+    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+
+
+def masks(length):
+    ids = (jnp.arange(length)[None] < jnp.array([[length], [length - 2]])).astype(jnp.int32)
+    segments = ids * (1 + jnp.arange(length)[None] // 3)
+    return {"none": None, "padding": padding_mask(ids), "segments": segment_mask(segments, segments)}
+
+
+@given(  # few values, as every new shape is compiled
+    st.sampled_from([3, 11, 12, 20]),
+    st.sampled_from([0, 1, 6]),
+    st.sampled_from([0, 2, 5]),
+    st.sampled_from(["none", "padding", "segments"]),
+)
+@settings(max_examples=40)
+def test_blocks_equal_a_mask_of_nearby_positions(length, left, right, kind):
+    """For every position that may attend to any; the others are padding."""
+    query, key, value = arrays(length)
+    mask = masks(length)[kind]
+    offsets = jnp.arange(length)[None] - jnp.arange(length)[:, None]
+    near = ((offsets >= -left) & (offsets <= right))[None, None]
+    whole = near if mask is None else near & mask
+    expected = scaled_dot_product_attention(query, key, value, whole)
+    found = local_attention(scaled_dot_product_attention, query, key, value, mask, left, right)
+    real = np.broadcast_to(whole.any(axis=-1), (BATCH, HEADS, length))
+    np.testing.assert_allclose(found[real], expected[real], atol=1e-5)
+    assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_model_has_the_same_loss_and_gradients(monkeypatch, packed, fused):
+    model = dataclasses.replace(tiny.model(dropout=0.0, d_v=tiny.K, attention_window=2), fused_attention=fused)
+    params = tiny.variables(model)["params"]
+    batch = together(apart(), ROWS) if packed else apart()
+    batch = {name: jnp.pad(x, ((0, 0), (0, 8))) for name, x in batch.items()}
+    used = []
+    monkeypatch.setattr(
+        "t2t_jax.model.attention.local_attention", lambda *arguments: used.append(1) or local_attention(*arguments)
+    )
+    (loss, _), gradient = loss_and_gradient(model, params, batch)
+    assert len(used) == 2 * model.config.num_layers, "self-attention of both stacks"
+    monkeypatch.setattr("t2t_jax.model.attention.block_length", lambda left, right: 1000)
+    (expected, _), expected_gradient = loss_and_gradient(
+        dataclasses.replace(model, remat=True),
+        params,
+        batch,  # another model, so that it is traced anew
+    )
+    assert len(used) == 2 * model.config.num_layers
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected_gradient), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+def test_the_work_is_linear_in_the_length():
+    def flops(length):
+        attend = lambda *arrays: local_attention(scaled_dot_product_attention, *arrays, None, 4, 4)
+        return jax.jit(attend).lower(*arrays(length)).cost_analysis()["flops"]
+
+    assert flops(512) / flops(256) == pytest.approx(2, rel=0.05)

@@ -1,0 +1,184 @@
+"""Nothing that a client does brings the server down, and other web sites cannot use it through a browser."""
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+
+import pytest
+
+from tests.serving.conftest import served
+
+GOOD = {"source": "one two"}
+
+
+@pytest.fixture
+def raw(client):
+    """Sends bytes and returns what comes back until the server closes or pauses; the server must then still work."""
+
+    def send(data, seconds=5.0, until_closed=False):
+        with socket.create_connection(("127.0.0.1", client.port), timeout=seconds) as connection:
+            received = b""
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                connection.sendall(data)
+                while chunk := connection.recv(1 << 16):
+                    received += chunk
+                    if not until_closed and b"\r\n\r\n" in received:
+                        break
+            return received
+
+    yield send
+    assert client.post(GOOD)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\xff\x16\x03\x01" * 100,
+        b"GET\r\n\r\n",
+        b"POST /translate HTTP/9.9\r\nHost: 127.0.0.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST /translate HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
+        b"Content-Type: application/json\r\n\r\nZZ\r\n",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 200_000,
+    ],
+)  # fmt: skip
+def test_garbage_is_refused(raw, data):
+    assert raw(data).startswith(b"HTTP/1.1 4")
+
+
+def test_a_client_that_leaves_is_forgotten(client):
+    body = json.dumps({"source": ["one two three four five"] * 32}).encode()
+    head = (f"POST /translate HTTP/1.1\r\nHost: {client.host}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n").encode()  # fmt: skip
+    for sent in (head, head + body[:20], head + body, head + body, head[:30]):
+        with socket.create_connection(("127.0.0.1", client.port)) as connection:
+            connection.sendall(sent)
+    assert client.post(GOOD)[0] == 200
+
+
+def test_half_sent_requests_end_in_time_and_hold_up_nobody(translator):
+    with served(translator, head_seconds=0.5, body_seconds=1.0) as client:
+        head = (f"POST /translate HTTP/1.1\r\nHost: {client.host}\r\nContent-Type: application/json\r\n"
+                "Content-Length: 100\r\n\r\n").encode()  # fmt: skip
+        slow = [socket.create_connection(("127.0.0.1", client.port), timeout=60) for _ in range(3)]
+        slow[1].sendall(head[:40])
+        slow[2].sendall(head + b'{"source"')
+        assert client.request("GET", "/info")[0] == 200
+        for _ in range(3):  # a byte now and then does not help
+            time.sleep(0.1)
+            slow[1].sendall(b"x")
+        answers = []
+        for connection in slow:
+            received = b""
+            with contextlib.suppress(ConnectionResetError):
+                while chunk := connection.recv(1 << 16):
+                    received += chunk
+            answers.append(received)
+            connection.close()
+        assert answers[:2] == [b"", b""]
+        assert answers[2].startswith(b"HTTP/1.1 408") and b"not complete after 1 s" in answers[2]
+
+
+def test_a_request_that_takes_too_long_is_given_up(translator):
+    with served(translator, request_seconds=0.0) as client:
+        status, headers, content = client.request(
+            "POST", "/translate", json.dumps(GOOD).encode(), Content_Type="application/json"
+        )
+        assert status == 503 and int(headers["retry-after"]) >= 1 and b"not done within 0 s" in content
+
+
+def test_a_full_queue_says_when_to_come_back(translator):
+    with served(translator, waiting_sentences=2) as client:
+        status, headers, content = client.request(
+            "POST", "/translate", b'{"source": ["one", "two", "six"]}', Content_Type="application/json"
+        )
+        assert status == 503 and int(headers["retry-after"]) >= 1 and b"too many sentences are waiting" in content
+        assert client.post(GOOD)[0] == 200
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_huge_body_is_refused(client, declared):
+    connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=60)
+    chunks = (b" " * 10_000 for _ in range(100))
+    headers = {"Content-Type": "application/json"} | ({"Content-Length": "1000000"} if declared else {})
+    connection.request("POST", "/translate", body=chunks, headers=headers, encode_chunked=not declared)
+    answer = connection.getresponse()
+    assert answer.status == 413 and "at most 65,536 bytes" in json.loads(answer.read())["error"]
+    connection.close()
+    assert client.request("POST", "/translate", b"", Content_Type="application/json", Content_Length="9" * 19)[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/translate", 405),
+        ("PUT", "/translate", 405),
+        ("OPTIONS", "/translate", 405),
+        ("POST", "/", 405),
+        ("POST", "/translate/", 404),
+        ("GET", "/nothing", 404),
+        ("GET", "/../../../../etc/passwd", 404),
+        ("GET", "/%2e%2e/%2e%2e/etc/passwd", 404),
+        ("GET", "/attention/..%2f..%2fpage.html", 404),
+        ("GET", "//etc/passwd", 404),
+        ("GET", "http://elsewhere.example/", 404),
+        ("GET", "/page.html", 404),
+        ("HEAD", "/", 200),
+        ("GET", "/?x=1", 200),
+    ],
+)
+def test_there_is_nothing_but_its_own_pages(client, method, path, status):
+    content = {"Content_Type": "application/json"} if method == "POST" else {}
+    found, headers, body = client.request(method, path, b"{}" if content else None, **content)
+    assert found == status and "location" not in headers
+    if status >= 400:
+        assert "error" in json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:8000", 200), ("192.168.0.7:80", 200),
+        ("elsewhere.example", 421), ("127.0.0.1.elsewhere.example", 421), ("a@127.0.0.1", 421), ("[::1", 421),
+        ("", 421), ("127.0.0.1:x", 200),
+    ],
+)  # fmt: skip
+def test_the_host_must_be_this_machine(client, host, status):
+    assert client.request("GET", "/info", Host=host)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://127.0.0.1:{port}"}, 200),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Origin": "http://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec_Fetch_Site": "same-origin"}, 200),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+        ({"Content_Type": "application/json; charset=utf-8"}, 200),
+        ({"Content_Type": "text/plain"}, 415),
+        ({"Content_Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content_Type": None}, 415),
+    ],
+)
+def test_other_sites_cannot_post(client, headers, status):
+    given = {name: value and value.format(port=client.port) for name, value in headers.items()}
+    found, answer = client.post(GOOD, **given)
+    assert found == status and ("error" in answer) == (status != 200)
+
+
+def test_every_answer_has_the_security_headers(client):
+    answers = [client.request("GET", "/"), client.request("GET", "/x"), client.request("GET", "/", Host="evil.example"),
+               client.request("POST", "/translate", b"x", Content_Type="application/json")]  # fmt: skip
+    assert [status for status, _, _ in answers] == [200, 404, 421, 400]
+    for _, headers, _ in answers:
+        assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert not {"server", "access-control-allow-origin"} & headers.keys()

@@ -1,0 +1,108 @@
+"""What a user of the page sees, in a real Chromium."""
+
+import dataclasses
+import json
+
+import pytest
+
+from t2t_jax.decoding.translator import Hypothesis
+from tests.serving.conftest import DEFAULTS, served
+from tests.visualization.conftest import chromium  # noqa: F401  (a fixture)
+
+pytestmark = pytest.mark.browser
+TREE = "(TOP (S (NP (DT The) (NN <img>)) (VP (VBZ -LRB-sits-RRB-)) (. .)))"
+WAIT = 120
+
+
+@pytest.fixture
+def visit(chromium):  # noqa: F811
+    """Opens the page of a server; what the browser logged and asked for until the end of the test is checked."""
+    chromium.get_log("browser"), chromium.get_log("performance")
+    hosts = set()
+
+    def open_page(client, width=1280):
+        hosts.add(f"http://{client.host}/")
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        chromium.get(f"http://{client.host}/")
+        wait(chromium, "return document.title !== 't2t_jax'")
+        return chromium
+
+    yield open_page
+    assert [entry for entry in chromium.get_log("browser") if "status of 400" not in entry["message"]] == []
+    messages = [json.loads(entry["message"])["message"] for entry in chromium.get_log("performance")]
+    urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert urls and all(url.startswith((*hosts, "data:,")) for url in urls)
+
+
+def wait(browser, script):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    return WebDriverWait(browser, WAIT, 0.1).until(lambda _: browser.execute_script(script))
+
+
+def translate(browser, text, **options):
+    for name, value in {"source": text, **options}.items():
+        field = browser.find_element("id", name)
+        field.clear()
+        field.send_keys(str(value))
+    browser.find_element("id", "submit").click()
+    wait(browser, "return !document.getElementById('submit').disabled")
+
+
+def texts(browser, selector):
+    return [found.text for found in browser.find_elements("css selector", selector)]
+
+
+def test_the_n_best_are_shown_with_their_scores_and_their_attention(visit, client):
+    browser = visit(client)
+    translate(browser, "one two\n\nthree", beam_size=3, n_best=3, alpha=1)
+    _, answers = client.post({"source": ["one two", "three"], "beam_size": 3, "n_best": 3, "alpha": 1})
+    found = [hypothesis for answer in answers for hypothesis in answer["hypotheses"]]
+    assert not browser.find_element("id", "constrained").is_displayed()  # this run has no trees
+    assert texts(browser, "h2") == ["one two", "three"] and len(found) == 6
+    assert texts(browser, ".text") == [hypothesis["text"] for hypothesis in found]
+    shown = [float(text.removeprefix("score ")) for text in texts(browser, ".score")]
+    assert shown == pytest.approx([hypothesis["score"] for hypothesis in found], abs=1e-4)
+    browser.find_element("css selector", ".numbers button").click()
+    wait(browser, "return document.querySelector('iframe')")
+    browser.switch_to.frame(browser.find_element("css selector", "iframe"))
+    wait(browser, "return document.querySelectorAll('#lines line').length > 0")
+    browser.switch_to.default_content()
+
+
+def test_what_the_server_refuses_is_shown_in_its_words(visit, client):
+    browser = visit(client, width=390)
+    translate(browser, "one", beam_size=2, n_best=5)
+    assert browser.find_element("id", "status").text == "n_best must be between 1 and beam_size=2; got 5"
+    assert browser.execute_script("return document.documentElement.scrollWidth <= 390")
+
+
+class Parser:
+    """A translator that answers with one tree, to see it drawn."""
+
+    def __init__(self, translator):
+        self.ensemble, self.vocabularies, self.mesh = translator.ensemble, translator.vocabularies, translator.mesh
+        self.task = dataclasses.replace(translator.task, grammar="trees")
+
+    def translate(self, sentences, **options):
+        return [[Hypothesis(TREE, ["▁XX"], -1.5, -1.25, 1, [-1.5])] for _ in sentences]
+
+
+def test_a_parse_is_drawn_as_a_tree(visit, translator):
+    with served(Parser(translator), DEFAULTS) as client:
+        browser = visit(client)
+        translate(browser, "The <img> (sits) .")
+        nodes = sorted(texts(browser, ".tree text"))
+        assert nodes == sorted(["TOP", "S", "NP", "DT", "NN", "VP", "VBZ", ".", ".", "The", "<img>", "(sits)"])
+        places = browser.execute_script(
+            "return Object.fromEntries([...document.querySelectorAll('.tree text')].map((text) =>"
+            " [text.textContent, [text.x.baseVal[0].value, text.y.baseVal[0].value]]))"
+        )
+        words = [places[word] for word in ("The", "<img>", "(sits)")]
+        assert len({y for _, y in words}) == 1 and [x for x, _ in words] == sorted(x for x, _ in words)
+        for parent, child in ("TOP", "S"), ("S", "NP"), ("NP", "DT"), ("VP", "VBZ"), ("VBZ", "(sits)"):
+            assert places[parent][1] < places[child][1]
+        assert places["NP"][0] == pytest.approx((places["DT"][0] + places["NN"][0]) / 2)
+        assert browser.find_element("id", "submit").text == "Parse"
+        assert browser.find_element("id", "constrained").is_displayed()

@@ -1,0 +1,132 @@
+"""The JSON endpoint answers as the command line does; what cannot be is refused with one line."""
+
+import concurrent.futures
+import io
+import json
+
+import pytest
+
+from t2t_jax.decoding.stream import translate_stream
+from tests.serving.conftest import DEFAULTS, served
+
+SENTENCES = ["one two", "three", "four five six seven", "eight one"]
+OTHER = {"beam_size": 3, "n_best": 3, "alpha": 1}
+
+
+def command_line(translator, sentences, **options):
+    """What --mode=translate --output_format=jsonl writes."""
+    options = {name: float(value) if name == "alpha" else value for name, value in options.items()}
+    output = io.StringIO()
+    source = io.BytesIO("\n".join(sentences).encode())
+    translate_stream(translator, source, output, output_format="jsonl", **{**DEFAULTS, **options})
+    return [json.loads(line) for line in output.getvalue().splitlines()]
+
+
+def assert_same(answer, wanted):
+    """Equal, with numbers to the rounding of batches of other sizes."""
+    assert answer["source"] == wanted["source"] and len(answer["hypotheses"]) == len(wanted["hypotheses"])
+    for ours, theirs in zip(answer["hypotheses"], wanted["hypotheses"], strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            is_number = name in ("log_prob", "score", "token_log_probs")
+            assert ours[name] == (pytest.approx(value, abs=1e-4) if is_number else value)
+
+
+@pytest.mark.parametrize("options", [{}, {**OTHER, "max_extra_length": 2}])
+def test_the_answer_is_that_of_the_command_line(client, translator, options):
+    wanted = command_line(translator, SENTENCES, **options)
+    status, answer = client.post({"source": SENTENCES, **options})
+    assert status == 200 and len(answer) == len(wanted)
+    for pair in zip(answer, wanted, strict=True):
+        assert_same(*pair)
+
+
+def test_a_string_has_one_answer_and_a_list_has_a_list(client):
+    status, answer = client.post({"source": "one two"})
+    assert status == 200 and answer["source"] == "one two"
+    assert client.post({"source": ["one two"]}) == (200, [answer])
+    assert client.post({"source": ""})[1]["hypotheses"][0]["text"] == ""
+
+
+def test_a_hundred_parallel_requests_are_all_answered_as_if_alone(client, translator):
+    options = [{}, OTHER, {"max_extra_length": 0}]
+    asked = [(SENTENCES[n % 4], options[n % 3]) for n in range(100)]
+    wanted = {
+        str(each): dict(zip(SENTENCES, command_line(translator, SENTENCES, **each), strict=True)) for each in options
+    }
+    with concurrent.futures.ThreadPoolExecutor(100) as pool:
+        answers = list(pool.map(lambda pair: client.post({"source": pair[0], **pair[1]}), asked))
+    for (source, each), (status, answer) in zip(asked, answers, strict=True):
+        assert status == 200
+        assert_same(answer, wanted[str(each)][source])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"", "body: not valid JSON at character 1"),
+        (b"{'source': 1}", "body: not valid JSON at character 2"),
+        (b"\xff\xfe", "body: byte 0 is not valid UTF-8"),
+        (b"[" * 30_000, "too deeply nested"),
+        (b'{"source": "one", "beam_size": ' + b"9" * 6000 + b"}", "too large a number"),
+        (["one"], "body must be a JSON object"),
+        ({}, "source must be a string or a list of strings; got nothing"),
+        ({"source": None}, "source must be a string"),
+        ({"source": ["one", 2]}, "source, sentence 2 must be a string or a list of strings; got 2"),
+        ({"source": []}, "source must be 1 to 32 sentences; got 0"),
+        ({"source": ["one"] * 33}, "source must be 1 to 32 sentences; got 33"),
+        ({"source": "one\ntwo"}, "source: a line end at character 4; a sentence is one line"),
+        ({"source": "\ud800"}, "lone surrogate"),
+        ({"source": "xyz " * 300}, "subwords, which must be at most 256; split it"),
+        ({"source": "one", "beam": 3}, "unknown value 'beam'; did you mean 'beam_size'?"),
+        ({"source": "one", "beam_size": 33}, "beam_size must be at least 1 and at most 32; got 33"),
+        ({"source": "one", "beam_size": True}, "beam_size must be a whole number; got True"),
+        ({"source": "one", "beam_size": 2.0}, "beam_size must be a whole number; got 2.0"),
+        ({"source": "one", "n_best": 3}, "n_best must be between 1 and beam_size=2; got 3"),
+        ({"source": "one", "alpha": "0.6"}, "alpha must be a number; got '0.6'"),
+        (b'{"source": "one", "alpha": NaN}', "alpha must be finite"),
+        ({"source": "one", "max_extra_length": 513}, "max_extra_length must be at least 0 and at most 512"),
+        ({"source": "one", "constrained": 1}, "constrained must be true or false; got 1"),
+        ({"source": "one", "constrained": True}, "constrained: this task has no grammar"),
+        ({"source": "one", "workdir": "/etc"}, "unknown value 'workdir'"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_would_work(client, value, message):
+    status, answer = client.post(value)
+    assert status == 400 and answer.keys() == {"error"}
+    assert message in answer["error"] and "\n" not in answer["error"]
+
+
+def test_attention_is_shown_on_a_page_of_its_own(client):
+    status, answer = client.post({"source": "one two", "target": "eins"}, path="/attention")
+    assert status == 200
+    status, headers, content = client.request("GET", answer["page"])
+    assert status == 200 and content.startswith(b"<!DOCTYPE html>") and "one two" in content.decode()
+    assert headers["content-security-policy"] == "frame-ancestors 'self'"
+    assert client.request("GET", "/attention/other")[0] == 404
+    status, answer = client.post({"source": "xyz " * 100, "target": "eins"}, path="/attention")
+    assert status == 400 and "at most 128" in answer["error"]
+
+
+def test_only_the_newest_attention_pages_are_kept(translator):
+    with served(translator, attention_pages=2) as client:
+        pages = [client.post({"source": "one", "target": "eins"}, path="/attention")[1]["page"] for _ in range(3)]
+        assert [client.request("GET", page)[0] for page in pages] == [404, 200, 200]
+    assert len(set(pages)) == 3
+
+
+def test_new_searches_are_rationed_and_known_ones_are_not(translator):
+    with served(translator, searches=1, search_seconds=1000) as client:
+        options = [OTHER, {"alpha": 0.3}, OTHER, {}]
+        answers = [client.request("POST", "/translate", json.dumps({"source": "one", **each}).encode(),
+                                  Content_Type="application/json") for each in options]  # fmt: skip
+    assert [status for status, _, _ in answers] == [200, 429, 200, 200]
+    assert 0 < int(answers[1][1]["retry-after"]) <= 1000 and b"combination" in answers[1][2]
+
+
+def test_the_info_holds_the_options_of_the_run_and_the_limits(client):
+    status, headers, content = client.request("GET", "/info")
+    info = json.loads(content)
+    assert status == 200 and headers["content-type"] == "application/json"
+    assert info["options"] == {**DEFAULTS, "n_best": 1, "constrained": False} and info["run"] == "tiny"
+    assert info["limits"]["sentences"] == 32 and info["has_attention"] and not info["has_trees"]

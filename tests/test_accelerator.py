@@ -1,0 +1,124 @@
+"""Equalities that hold on any device: on a CPU in every run of the suite, on a GPU by `benchmarks.accelerator`."""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import t2t_jax
+from benchmarks.decoding import write_random_run
+from t2t_jax.model.transformer import Transformer, TransformerConfig
+from t2t_jax.training.loop import train
+from t2t_jax.training.loss import label_smoothed_loss
+from t2t_jax.training.train_step import init_state, train_step
+from tests.runs import tiny_config
+from tests.test_resume import assert_same_run
+
+pytestmark = pytest.mark.accelerator
+
+ROOT = Path(__file__).parents[1]
+# Heads that cuDNN's kernel computes.
+CONFIG = TransformerConfig(
+    vocab_size=400, num_layers=2, d_model=128, d_ff=256, num_heads=2, d_k=64, d_v=64, dropout=0.1
+)
+TEXTS = ["w1 w2 w3", "w9 w8 w7 w6 w5 w4 w3 w2 w1", "w350", ""]
+DECODE = """
+import json, sys, jax, t2t_jax
+jax.config.update("jax_default_matmul_precision", "highest")
+found = t2t_jax.load(sys.argv[1]).translate(json.loads(sys.argv[2]), beam_size=3)
+print(json.dumps([hypotheses[0].text for hypotheses in found]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def full_precision():
+    """Without it a GPU rounds the operands of float32 products to TF32."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("random") / "run"
+    shape = {name: x for name, x in dataclasses.asdict(CONFIG).items() if "vocab_size" not in name}
+    write_random_run(path, shape, CONFIG.vocab_size, max_length=32)
+    return str(path)
+
+
+def batch(rows=8, length=12):
+    """Sentences of all lengths up to `length`, and a last row of padding."""
+    rng = np.random.default_rng(0)
+    lengths = [*rng.integers(1, length + 1, rows - 2), length, 0]
+    ids = [np.pad(rng.integers(3, CONFIG.vocab_size, n), (0, length - n)) for n in lengths]
+    return {name: jnp.asarray(np.stack(ids), jnp.int32) for name in ("inputs", "targets")}
+
+
+def updated(model, microbatches=1):
+    """A step of SGD: parameters and metrics."""
+    state = jax.jit(functools.partial(init_state, model, optax.sgd(1.0)))(jax.random.key(0))
+    loss_fn = label_smoothed_loss(model, 0.1)
+    step = jax.jit(functools.partial(train_step, loss_fn, optax.sgd(1.0), microbatches, jax.random.key(7)))
+    state, metrics = step(state, batch())
+    return state.params, metrics
+
+
+def assert_close(found, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        scale = float(jnp.abs(b).max())
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), atol=tolerance * scale, rtol=tolerance)
+
+
+def test_decoding_with_the_kv_cache_gives_the_probabilities_of_the_whole_sequence(run):
+    translator = t2t_jax.load(run)
+    best = [hypotheses[0] for hypotheses in translator.translate(TEXTS[:3], beam_size=3)]
+    scored = translator.score([(text, hypothesis.text) for text, hypothesis in zip(TEXTS, best, strict=False)])
+    for hypothesis, score in zip(best, scored, strict=True):
+        # An unfinished hypothesis has no end of sentence; every score has one.
+        expected = score.token_log_probs[: hypothesis.num_tokens]
+        np.testing.assert_allclose(hypothesis.token_log_probs, expected, atol=1e-4)
+
+
+def test_float32_decoding_gives_the_tokens_of_a_cpu(run):
+    command = [sys.executable, "-c", DECODE, run, json.dumps(TEXTS)]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    expected = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    found = [hypotheses[0].text for hypotheses in t2t_jax.load(run).translate(TEXTS, beam_size=3)]
+    assert found == json.loads(expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_fused_attention_trains_as_equation_1_does_on_ragged_lengths_and_an_empty_row(dtype):
+    """The gradients of the fused kernel differ by its roundings of the weights to bfloat16."""
+    plain = Transformer(dataclasses.replace(CONFIG, dropout=0.0), dtype)
+    found, metrics = updated(dataclasses.replace(plain, fused_attention=True))
+    expected, expected_metrics = updated(plain)
+    tolerance = 1e-4 if dtype == jnp.float32 else 3e-2
+    np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=tolerance)
+    np.testing.assert_allclose(metrics["gradient_norm"], expected_metrics["gradient_norm"], rtol=tolerance)
+    assert_close(found, expected, tolerance)
+
+
+def test_microbatches_add_up_to_the_batch_dropout_included():
+    model = Transformer(CONFIG)
+    assert_close(updated(model, microbatches=4), updated(model), 1e-5)
+
+
+def test_a_step_taken_twice_is_the_same_to_the_last_bit():
+    model = Transformer(CONFIG, jnp.bfloat16)
+    jax.tree.map(np.testing.assert_array_equal, updated(model), updated(model))
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_last_bit(tmp_path):
+    for steps in (4, 8):
+        train(tiny_config(tmp_path, train__train_steps=steps), str(tmp_path / "resumed"))
+    train(tiny_config(tmp_path, train__train_steps=8), str(tmp_path / "whole"))
+    assert_same_run(tmp_path / "resumed", tmp_path / "whole", 8)

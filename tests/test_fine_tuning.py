@@ -1,0 +1,80 @@
+"""`--init_from`: training starts from another run's weights, with its vocabulary and a fresh optimiser."""
+
+import jax
+import numpy as np
+import pytest
+
+import main
+from t2t_jax.decoding.trained_model import restore
+from t2t_jax.errors import InputError
+from t2t_jax.training.loop import train
+from tests.data import toy_corpus
+from tests.runs import tiny_config
+from tests.test_resume import assert_same_run
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("pretrained")
+    train(tiny_config(directory, model__norm="pre"), str(directory / "run"))
+    return directory / "run"
+
+
+def config_of(directory, **changes):
+    """Of another corpus, and as if the user had forgotten what the model was."""
+    config = tiny_config(directory, **changes)
+    config.data.train = toy_corpus.write(directory / "other", toy_corpus.pairs(80, 9, longest=3))
+    return config
+
+
+def test_training_starts_from_the_weights_of_the_other_run(pretrained, tmp_path, capsys):
+    config = config_of(tmp_path, optimizer__learning_rate_factor=1e-30, model__dropout=0.3)
+    train(config, str(tmp_path / "run"), init_from=str(pretrained))
+    assert f"starting from the weights of {pretrained}, averaged checkpoint 6" in capsys.readouterr().err
+    before, after = restore(pretrained), restore(tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    assert after.vocabularies.files == before.vocabularies.files
+    assert after.model.config.norm == "pre" and after.model.config.dropout == 0.3
+    assert config.model.norm == "post" and not config.data.vocabulary, "the caller's config has changed"
+
+
+def test_it_learns_and_an_interrupted_run_resumes_exactly(pretrained, tmp_path):
+    train(config_of(tmp_path), str(tmp_path / "whole"), init_from=str(pretrained))
+    first, after = restore(pretrained).params, restore(tmp_path / "whole", "last").params
+    assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (first, after)), strict=True))
+    for steps in (2, 6):
+        config = config_of(tmp_path, train__train_steps=steps)
+        train(config, str(tmp_path / "parts"), init_from=str(pretrained))
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", 6)
+
+
+def test_another_vocabulary_is_refused(pretrained, tmp_path):
+    other = tiny_config(tmp_path, data__vocab_size=330)
+    train(other, str(tmp_path / "other_run"))
+    config = config_of(tmp_path, data__vocabulary=str(tmp_path / "other_run/vocab.model"))
+    with pytest.raises(InputError, match="data.vocabulary=.* is not the vocabulary of --init_from=.*; leave data.voc"):
+        train(config, str(tmp_path / "run"), init_from=str(pretrained))
+    assert not (tmp_path / "run").exists()
+    same = config_of(tmp_path, data__vocabulary=str(pretrained / "vocab.model"), train__train_steps=2)
+    assert train(same, str(tmp_path / "run"), init_from=str(pretrained))["steps"] == 2
+
+
+def test_a_folder_without_a_model_is_refused_by_the_flag(tmp_path, capsys):
+    (tmp_path / "config.py").write_text(
+        f"from pathlib import Path\nfrom tests.runs import tiny_config\n"
+        f"def get_config():\n    return tiny_config(Path({str(tmp_path)!r}))\n"
+    )
+    command = ["main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/run", f"--init_from={tmp_path}/none"]
+    assert main.main(command) == 2
+    assert "none is not a run folder" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_published_marian_model_is_fine_tuned(tmp_path):
+    pytest.importorskip("transformers")
+    from tests.interop.test_opus_mt import publish
+
+    folder = publish(tmp_path / "theirs")
+    config = config_of(tmp_path, train__train_steps=2)
+    assert train(config, str(tmp_path / "run"), init_from=str(folder))["steps"] == 2
+    tuned = restore(tmp_path / "run").model.config
+    assert tuned.activation == "swish" and tuned.logits_bias and not tuned.share_embeddings

@@ -1,0 +1,73 @@
+"""What XLA makes of the training step for an H100, in base's sizes with one layer: see `benchmarks.h100_program`."""
+
+import re
+
+import pytest
+
+from benchmarks import h100_program
+from t2t_jax.model.transformer import num_parameters
+
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.slow,
+    pytest.mark.skipif(h100_program.missing() is not None, reason=str(h100_program.missing())),
+]
+ROWS, LENGTH = 776, 32  # 24,832 tokens a side
+TOKENS, D = ROWS * LENGTH, 512
+LOGITS = TOKENS * h100_program.VOCAB * 4  # bytes
+
+
+@pytest.fixture(scope="module")
+def config():
+    return h100_program.shape_of("base", 1)
+
+
+@pytest.fixture(scope="module")
+def fused(config):
+    return h100_program.training_step(config, rows=ROWS, length=LENGTH, fused=True)
+
+
+@pytest.fixture(scope="module")
+def kernels(fused):
+    return h100_program.kernels(fused)
+
+
+def test_the_loss_has_no_loop_and_reads_the_logits_once_for_all_reductions(fused, kernels):
+    """One kernel reduces them, one makes their gradient of them; JAX's formulas would be three reductions."""
+    assert not re.search(r" while\(", fused)
+    readers = [kernel for kernel in kernels if kernel.bytes > LOGITS and not kernel.flops]
+    assert len(readers) == 2, [kernel.name for kernel in readers]
+    assert sum(kernel.bytes for kernel in readers) < 2.6 * LOGITS  # the gradient is bfloat16
+
+
+def test_attention_is_cudnns_with_lengths_or_causality_as_masks(fused):
+    forward = [line for line in fused.splitlines() if '__cudnn$fmhaSoftmax"' in line]
+    backward = [line for line in fused.splitlines() if '__cudnn$fmhaSoftmaxBackward"' in line]
+    for lines in (forward, backward):
+        masks = sorted(re.search(r'"mask_type"\s*:\s*"(\w+)"', line)[1] for line in lines)
+        assert masks == ["CAUSAL", "PADDING", "PADDING"]
+
+
+def test_the_products_for_q_k_and_v_are_not_joined_to_be_copied_apart(kernels):
+    columns = {kernel.type for kernel in kernels if kernel.kind == "matmul" and "self_attention" in kernel.op_name}
+    assert columns and not any(f",{3 * D}]" in of or f",{2 * D}]" in of for of in columns), columns
+
+
+def test_the_layers_keep_no_float32_of_the_size_of_their_output(kernels):
+    """The backward pass of layer normalisation recomputes it."""
+    sizes = [re.findall(r"f32\[([\d,]*)\]", kernel.type) for kernel in kernels if "layers_0" in kernel.op_name]
+    assert not {f"{ROWS},{LENGTH},{D}", f"{TOKENS},{D}"} & {size for of in sizes for size in of}
+
+
+def test_eight_devices_all_reduce_every_gradient_once_in_float32(config):
+    program = h100_program.training_step(config, rows=768, length=LENGTH, count=8, fused=True, microbatches=2)
+    reduced = h100_program.collectives(program)
+    assert {opcode for opcode, _ in reduced} == {"all-reduce-start"}
+    assert {of[:4] for _, of in reduced} == {"f32["}
+    values = sum(h100_program.size_of(of) for _, of in reduced) // 4
+    assert values == num_parameters(config) + 3, "the loss, its unsmoothed value, the tokens"
+
+
+def test_packed_rows_are_cudnns_too(config):
+    program = h100_program.training_step(config, rows=97, length=256, fused=True, packed=True)
+    assert len(re.findall(r'__cudnn\$fmhaScaleBiasSoftmax"', program)) == 3

@@ -1,0 +1,294 @@
+"""Copies of folders in an object store: what each interrupted upload leaves is as it was before, or as it is after."""
+
+import os
+import re
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from t2t_jax import object_store
+from t2t_jax.errors import InputError
+from t2t_jax.object_store import RemoteFolder, local_copy, mirrored, url_of
+from t2t_jax.remote_run import needed_to_read
+
+UNIT = re.compile("checkpoints/([0-9]+)/")
+URL = "memory://bucket/run"
+
+
+class Interrupted(Exception):
+    """The process ended here."""
+
+
+class InterruptedFileSystem(MemoryFileSystem):
+    """Raises at a file to write or to delete, and ever after: `left` is how many come before it."""
+
+    cachable = False
+    left = None
+
+    def count(self):
+        if self.left is not None:
+            self.left -= 1
+            if self.left < 0:
+                raise Interrupted
+
+    def put_file(self, lpath, rpath, **options):
+        self.count()
+        super().put_file(lpath, rpath, **options)
+
+    def rm_file(self, path):
+        self.count()
+        super().rm_file(path)
+
+    def rm(self, path, recursive=False, maxdepth=None):
+        for one in path:
+            self.rm_file(one)
+
+
+@pytest.fixture(autouse=True)
+def empty_store(monkeypatch):
+    monkeypatch.setattr(object_store, "_WAITS", ())
+    MemoryFileSystem.store.clear()
+    yield
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """The number of files after which uploads end; None for never."""
+    system = InterruptedFileSystem()
+    connect = RemoteFolder._connect
+    monkeypatch.setattr(RemoteFolder, "_connect", lambda folder: (system, connect(folder)[1]))
+    return system
+
+
+def write(folder, step, content, files=("manifest.json", "metadata", "params/d/one")):
+    for name in files:
+        path = folder / "checkpoints" / str(step) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content} {name}")
+        os.utime(path, (step - step % 3, step - step % 3))  # 2 → 0, 4 → 3, 6 → 6
+
+
+def remove(folder, step):
+    for path in sorted((folder / "checkpoints" / str(step)).rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+
+def first_state(folder):
+    write(folder, 2, "two")
+    write(folder, 4, "four")
+    (folder / ".lock").write_text("")
+    for name, seconds in (("metrics.jsonl", 2), ("last_saved.json", 4)):  # before and after the checkpoint
+        (folder / name).write_text("4 steps")
+        os.utime(folder / name, (seconds, seconds))
+
+
+def second_state(folder):
+    """What the next save makes of it; checkpoint 4 is written again, with other files."""
+    remove(folder, 4)
+    write(folder, 4, "four again", files=("manifest.json", "metadata", "params/d/another"))
+    write(folder, 6, "six")
+    for name, seconds in (("metrics.jsonl", 5), ("last_saved.json", 7)):
+        (folder / name).write_text("6 steps, longer")
+        os.utime(folder / name, (seconds, seconds))
+    remove(folder, 2)
+
+
+def files_in(folder):
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
+
+
+def checkpoints(files):
+    """{step: {name: content}}"""
+    found = {}
+    for name, content in files.items():
+        if match := UNIT.match(name):
+            found.setdefault(int(match[1]), {})[name] = content
+    return found
+
+
+def downloaded(folder):
+    RemoteFolder("workdir", URL, folder, UNIT).download()
+    return files_in(folder)
+
+
+def test_every_interrupted_upload_leaves_whole_checkpoints_and_is_mended_by_the_next(tmp_path, interrupted):
+    states = []
+    for number, make in enumerate((first_state, second_state)):
+        folder = tmp_path / f"state_{number}"
+        first_state(folder)
+        make(folder)
+        states.append(files_in(folder))
+    before, after = map(checkpoints, states)
+    for count in range(100):
+        MemoryFileSystem.store.clear()
+        folder = tmp_path / f"trainer_{count}"
+        first_state(folder)
+        remote = RemoteFolder("workdir", URL, folder, UNIT)
+        remote.upload("checkpoints/")
+        second_state(folder)
+        interrupted.left = count
+        try:
+            remote.upload("checkpoints/")
+            break
+        except InputError:
+            interrupted.left = None
+        found = downloaded(tmp_path / f"reader_{count}")
+        for step, files in checkpoints(found).items():
+            assert files in (before.get(step), after.get(step)), f"after {count} files"
+        assert checkpoints(found) and found["metrics.jsonl"] in ("4 steps", "6 steps, longer")
+        if 6 in checkpoints(found):
+            assert found["metrics.jsonl"] == "6 steps, longer", "logged before the checkpoint"
+        if found["last_saved.json"] == "6 steps, longer":
+            assert 6 in checkpoints(found), "noted after the checkpoint"
+
+        resumed = tmp_path / f"resumed_{count}"
+        remote = RemoteFolder("workdir", URL, resumed, UNIT)
+        remote.download()
+        for step in checkpoints(files_in(resumed)):
+            remove(resumed, step)
+        second_state(resumed)
+        remote.upload("checkpoints/")
+        assert downloaded(tmp_path / f"later_{count}") == states[1]
+        stored = {name.removeprefix("/bucket/run/") for name in MemoryFileSystem.store}
+        assert stored == states[1].keys(), "nothing of the interrupted upload is left"
+    assert count == 14, "3 of 4 deleted, 3 + 3 uploaded, two others, 3 of 2 deleted"
+
+
+def test_only_what_has_changed_is_uploaded(tmp_path, interrupted):
+    first_state(tmp_path / "run")
+    remote = RemoteFolder("workdir", URL, tmp_path / "run", UNIT)
+    remote.upload()
+    interrupted.left = 0
+    remote.upload()  # nothing
+    interrupted.left = 1
+    (tmp_path / "run" / "metrics.jsonl").write_text("longer than before")
+    remote.upload()
+
+
+def test_an_upload_that_fails_is_tried_again_unless_it_is_not_permitted(tmp_path, monkeypatch, interrupted):
+    waits, errors = [], [ConnectionError("no network"), Interrupted("at last")]
+    monkeypatch.setattr(object_store, "_WAITS", (10, 60))
+    monkeypatch.setattr(object_store.time, "sleep", waits.append)
+
+    def fail():
+        if errors:
+            raise errors.pop(0)
+
+    monkeypatch.setattr(interrupted, "count", fail)
+    first_state(tmp_path / "run")
+    remote = RemoteFolder("workdir", URL, tmp_path / "run", UNIT)
+    remote.upload()
+    assert waits == [10, 60] and downloaded(tmp_path / "copy") == files_in(tmp_path / "run")
+
+    (tmp_path / "run" / "metrics.jsonl").write_text("longer than before")
+    errors.append(PermissionError("read only"))
+    with pytest.raises(InputError, match=r"workdir: memory://bucket/run: no permission \(read only\); mend that"):
+        remote.upload()
+    errors += [ConnectionError("no network")] * 3
+    with pytest.raises(InputError, match="no network"):
+        remote.upload()
+    assert len(waits) == 4
+
+
+def test_a_second_process_that_trains_is_refused(tmp_path):
+    one, other = (RemoteFolder("workdir", URL, tmp_path / name, UNIT) for name in ("one", "other"))
+    write(tmp_path / "one", 2, "mine")
+    one.upload("checkpoints/")
+    write(tmp_path / "other", 3, "mine")
+    with pytest.raises(InputError, match=r"workdir: another process is writing to memory://bucket/run: checkpoints/2/"):
+        other.upload("checkpoints/")
+    assert checkpoints(downloaded(tmp_path / "reader")).keys() == {2}
+
+
+def test_a_checkpoint_deleted_while_it_is_read_is_read_again_as_what_replaced_it(tmp_path, monkeypatch):
+    first_state(tmp_path / "trainer")
+    trainer = RemoteFolder("workdir", URL, tmp_path / "trainer", UNIT)
+    trainer.upload()
+    reader = RemoteFolder("workdir", URL, tmp_path / "reader", UNIT)
+    calls = []
+
+    def select(names):
+        chosen = needed_to_read("last")(names)
+        if not calls:
+            calls.append(chosen)
+            remove(tmp_path / "trainer", 4)
+            write(tmp_path / "trainer", 6, "six")
+            trainer.upload()
+        return chosen
+
+    reader.download(select)
+    assert any("checkpoints/4/" in name for name in calls[0])
+    assert set(reader._stamps) == {f"checkpoints/6/{n}" for n in ("manifest.json", "metadata", "params/d/one")} | {
+        "metrics.jsonl",
+        "last_saved.json",
+    }
+
+
+@pytest.mark.parametrize(
+    ("step", "folder"),
+    [(None, "averaged/6"), ("averaged", "averaged/6"), ("last", "checkpoints/10"), (4, "checkpoints/4")],
+)
+def test_readers_download_the_one_checkpoint_they_read(step, folder):
+    checkpoints = ("averaged/6", "checkpoints/4", "checkpoints/8", "checkpoints/10")
+    names = {f"{of}/{name}" for of in checkpoints for name in ("manifest.json", "params/x")}
+    others = {"config.json", "vocab.model"}
+    wanted = {f"{folder}/manifest.json", f"{folder}/params/x"} | others
+    assert set(needed_to_read(step)(names | others | {"tensorboard/events"})) == wanted
+    assert set(needed_to_read(None)(others)) == others
+
+
+def test_errors_name_the_url_and_the_copy_does_not_outlive_them():
+    with pytest.raises(InputError, match=f"^workdir: {URL}/x is bad$"), local_copy("workdir", URL) as folder:
+        folder.mkdir()
+        assert url_of(folder) == URL
+        raise InputError(f"workdir: {folder}/x is bad")
+    assert not folder.parent.exists() and url_of(folder) == str(folder)
+
+
+def test_a_store_is_made_once_and_taken_from_there_by_others(tmp_path, interrupted):
+    for name in ("first", "second", "first"):
+        folder = tmp_path / name / "store"
+        interrupted.left = None if name == "first" and not folder.exists() else 0
+        with mirrored("data.directory", "memory://bucket/data", folder):
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                (folder / "ids").write_text(f"made by the {name}")
+                (folder / "manifest.json").write_text("all")
+        assert files_in(folder) == {"ids": "made by the first", "manifest.json": "all"}
+    assert not list((tmp_path / "second").glob(".*"))
+
+
+def test_a_store_without_a_manifest_is_made_and_uploaded_again(tmp_path):
+    MemoryFileSystem().pipe("/bucket/data/store/half", b"of it")
+    folder = tmp_path / "store"
+    with mirrored("data.directory", "memory://bucket/data", folder):
+        assert not folder.exists()
+        folder.mkdir()
+        (folder / "manifest.json").write_text("all")
+    assert list(MemoryFileSystem.store) == ["/bucket/data/store/manifest.json"]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("foo://bucket/run", "workdir: foo://bucket/run: no such kind of URL; s3:// and gs:// are known"),
+        ("s3://bucket/run", r"workdir: s3://bucket/run needs another package: pip install 't2t_jax\[s3\]'"),
+    ],
+)
+def test_a_url_that_cannot_be_opened_is_one_line(url, message, tmp_path, monkeypatch):
+    def url_to_fs(url, **options):
+        raise (ImportError if url.startswith("s3") else ValueError)("as fsspec does")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", url_to_fs)
+    with pytest.raises(InputError, match=message):
+        RemoteFolder("workdir", url, tmp_path, UNIT)
+
+
+def test_attempts_to_read_come_to_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(object_store, "_ATTEMPTS", 3)
+    first_state(tmp_path / "run")
+    RemoteFolder("workdir", URL, tmp_path / "run", UNIT).upload()
+    with pytest.raises(InputError, match="changes faster than it is read"):
+        RemoteFolder("workdir", URL, tmp_path / "copy", UNIT).download(lambda names: [*names, "gone"])

@@ -1,0 +1,99 @@
+"""Figures show the weights: opacity of lines, values of heat maps; any label can be drawn."""
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from matplotlib.collections import LineCollection
+
+from t2t_jax.visualization.figures import MOST_LINES, Panel, draw_heat_maps, draw_lines, head_colours, printable, save
+from tests.visualization.maps import HOSTILE, random_maps
+
+SOURCE, TARGET = ["▁a", "▁b", "▁c", "</s>"], ["▁x", "▁y", "</s>"]
+
+
+@pytest.fixture(scope="module")
+def map():
+    return random_maps(SOURCE, TARGET).encoder_decoder
+
+
+def lines(axes):
+    """For each head's lines: ends as (x, y) pairs, and opacities."""
+    found = [c for c in axes.collections if isinstance(c, LineCollection)]
+    return [(np.array(c.get_segments()), c.get_colors()[:, 3], c.get_colors()[0, :3]) for c in found]
+
+
+def test_each_line_has_the_opacity_of_its_weight_and_the_colour_of_its_head(map):
+    from matplotlib.colors import to_rgb
+
+    (axes,) = draw_lines([Panel(map, 2, [1, 3])]).axes
+    for head, (ends, opacity, colour) in zip((1, 3), lines(axes), strict=True):
+        weights = map.head(2, head)
+        queries, keys = np.nonzero(weights >= 1 / 510)
+        np.testing.assert_allclose(opacity, weights[queries, keys], atol=1e-6)
+        np.testing.assert_allclose(
+            ends[:, 0], np.stack([queries + 0.5, np.ones(len(queries))], 1)
+        )  # 3 above 4: centred
+        np.testing.assert_allclose(ends[:, 1], np.stack([keys, np.zeros(len(keys))], 1))
+        np.testing.assert_allclose(colour, to_rgb(head_colours(3)[head - 1]))
+
+
+def test_one_query_has_only_its_own_lines_and_a_cell_at_each_key(map):
+    (axes,) = draw_lines([Panel(map, 1, [1, 2, 3], query=1)]).axes
+    for head, (ends, opacity, _) in enumerate(lines(axes), start=1):
+        weights = map.head(1, head)[1]
+        np.testing.assert_allclose(opacity, weights[weights >= 1 / 510], atol=1e-6)
+        assert set(ends[:, 0, 0]) == {1.5}
+    cells = sorted(patch.get_alpha() for patch in axes.patches if patch.get_alpha() is not None)
+    np.testing.assert_allclose(cells, np.sort(map.weights[0, :, 1].ravel()), atol=1e-6)
+
+
+def test_heat_maps_have_the_weights_of_every_head(map):
+    figure = draw_heat_maps(map, "title")
+    panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
+    assert panels.keys() == {f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3)}
+    for layer, head in np.ndindex(2, 3):
+        (image,) = panels[f"layer {layer + 1}, head {head + 1}"].images
+        np.testing.assert_array_equal(image.get_array(), map.weights[layer, head])
+        assert image.get_clim() == (0, 1)
+    labels = [label.get_text() for label in panels["layer 1, head 1"].get_yticklabels()]
+    assert labels == ["▁x", "▁y", "<EOS>"]
+
+
+def test_labels_are_printable_and_bounded():
+    assert [printable(token) for token in ("</s>", "▁on", "\u202ea\x00\n", "x" * 99)] == [
+        "<EOS>",
+        "▁on",
+        "·a··",
+        "x" * 23 + "…",
+    ]
+
+
+def test_any_token_is_drawn_in_both_formats(tmp_path, caplog):
+    found = random_maps(HOSTILE, HOSTILE, 1, 2).encoder
+    for name, figure in (("lines", draw_lines([Panel(found, 1, [1, 2], "$\\x^{$", query=3)], "$\\x^{$")),
+                         ("heat", draw_heat_maps(found, "$\\x^{$"))):  # fmt: skip
+        png, svg = save(figure, tmp_path / name)
+        assert png.read_bytes().startswith(b"\x89PNG") and svg.name == f"{name}.svg"
+        assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+        assert "<script" not in svg.read_text().lower()
+    assert "characters are drawn as boxes" in caplog.text
+
+
+def test_the_same_figure_has_the_same_bytes(map, tmp_path):
+    first, second = (
+        [path.read_bytes() for path in save(draw_lines([Panel(map, 1, [1])]), tmp_path / name)] for name in "ab"
+    )
+    assert first == second
+
+
+def test_a_long_sentence_is_drawn(tmp_path):
+    """By the strongest lines of each head, so that the file stays small."""
+    tokens = [f"t{n}" for n in range(100)]
+    found = random_maps(tokens, tokens[:5], 1, 2)
+    figure = draw_lines([Panel(found.encoder, 1, [1, 2])])
+    for head, (_, opacity, _) in enumerate(lines(figure.axes[0]), start=1):
+        np.testing.assert_allclose(np.sort(opacity), np.sort(found.encoder.head(1, head).ravel())[-MOST_LINES:])
+    for drawn in (figure, draw_heat_maps(found.encoder_decoder, "long")):
+        png, svg = save(drawn, tmp_path / "long")
+        assert png.stat().st_size > 10_000 and svg.stat().st_size < 2_000_000
