@@ -7,8 +7,7 @@ for long ones. The host is needed again when the window is used up, or when the 
 On CPU several searches take their windows from the same queue, each in a thread: most operations of a decoding step are
 too small for more than one core.
 
-All array shapes come from a few shape buckets, each compiled once, when it is first needed: bucket lengths of sources
-and capacities for target tokens double, numbers of rows double or quadruple.
+All array shapes come from a few shape buckets (batch_shapes.py), each compiled once, when it is first needed.
 """
 
 import collections
@@ -24,24 +23,12 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax import sharding
-from t2t_jax.decoding import beam_search
+from t2t_jax.decoding import batch_shapes, beam_search
+from t2t_jax.decoding.batch_shapes import bucket_length, num_searches, pad
 from t2t_jax.decoding.beam_search import Hypotheses, Search, SearchOptions
 from t2t_jax.model.kv_cache import SourceCache, admit_to_cache, reorder_cache, resize_cache
 from t2t_jax.model.transformer import Transformer
-from t2t_jax.threads import available_cores, in_threads
-
-_SHORTEST_BUCKET = 16  # subwords of the source, or capacity for target tokens; longer buckets double
-_LINEAR_FROM = 1024  # bucket lengths above this do not double: they are its multiples
-# By platform, on each device: the most rows; the most source positions (rows × source length), of which wide beams
-# have fewer: rows × source length × beam width is at most 16 times as many. A step on a GPU takes its time to launch.
-_MOST = {"cpu": (64, 2048)}
-_MOST_ELSEWHERE = (512, 16_384)
-# On CPU, where each row of a batch takes its time even when it has finished: (rows, the most sentences for them).
-_CPU_ROWS = ((1, 1), (4, 6), (8, 12), (16, 127))
-# The hypotheses of a search on a CPU device, by the smallest d_model: more are no faster, but fill its caches.
-_CPU_HYPOTHESES = ((256, 64), (0, 32))
-_FEWEST_ROWS = 4  # of a search, however wide its beam; there is a second search for more sentences than these
-_MOST_SEARCHES = 8  # at a time: each has its own KV cache
+from t2t_jax.threads import in_threads
 
 
 class Ensemble(NamedTuple):
@@ -107,48 +94,13 @@ def search_all(
 ) -> Iterator[tuple[int, Hypotheses]]:
     """(index of the request, its hypotheses `[W, …]` as NumPy arrays), in the order in which the searches finish."""
     searches = []  # generators, which free their memory when they end
-    for source_length, indices in by_bucket([len(request.ids) for request in requests]):
+    for source_length, indices in batch_shapes.by_bucket([len(request.ids) for request in requests]):
         count = num_searches(len(indices), mesh)
-        window = bucket_rows(source_length, -(-len(indices) // count), mesh, options.width)
+        window = batch_shapes.bucket_rows(source_length, -(-len(indices) // count), mesh, options.width)
         queue = collections.deque(sorted(((i, requests[i]) for i in indices), key=lambda item: -item[1].max_length))
         search = functools.partial(_ContinuousBatch, ensemble, source_length, window, queue, options, mesh)
         searches += [search().run() for _ in range(count)]
     yield from in_threads(searches, num_searches(len(requests), mesh))
-
-
-def by_bucket(lengths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """(bucket length, indices of the sentences in the bucket), the longest bucket first."""
-    buckets = collections.defaultdict(list)
-    for index, length in enumerate(lengths):
-        buckets[bucket_length(length)].append(index)
-    yield from sorted(buckets.items(), reverse=True)
-
-
-def bucket_length(length: int) -> int:
-    """The length that a source of this many subwords is padded to."""
-    return min(max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length()), -(-length // _LINEAR_FROM) * _LINEAR_FROM)
-
-
-def bucket_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1) -> int:
-    """The number of rows of a batch for `count` sentences: a multiple of the number of devices."""
-    devices = mesh.devices.size
-    platform = mesh.devices.flat[0].platform
-    rows, positions = _MOST.get(platform, _MOST_ELSEWHERE)
-    most = max(1, min(rows, positions // source_length, 16 * positions // (source_length * beam_width))) * devices
-    sizes = _CPU_ROWS if platform == "cpu" else [(4**n, 4**n) for n in range(10)]
-    rows = next((rows for rows, sentences in sizes if sentences >= count), most)
-    return -(-min(rows, most) // devices) * devices
-
-
-def bucket_capacities(source_length: int, max_length: int) -> list[int]:
-    """The capacities for target tokens, in increasing order: the source's length, doubled until it holds `max_length`.
-
-    The last one is not larger than that needs.
-    """
-    capacities = [source_length]
-    while capacities[-1] < max_length:
-        capacities.append(2 * capacities[-1])
-    return [*capacities[:-1], min(capacities[-1], -(-max_length // _SHORTEST_BUCKET) * _SHORTEST_BUCKET)]
 
 
 class _ContinuousBatch:
@@ -163,7 +115,7 @@ class _ContinuousBatch:
         requests = [request for _, request in queue]
         self._prefix_length = max((bucket_length(len(r.prefix)) for r in requests if len(r.prefix)), default=0)
         self._num_features = len(requests[0].features)
-        self._capacities = bucket_capacities(source_length, max(r.max_length for r in requests))
+        self._capacities = batch_shapes.bucket_capacities(source_length, max(r.max_length for r in requests))
 
     def run(self) -> Generator[tuple[int, Hypotheses]]:
         """Yields the results of the requests it takes, as `search_all` does, each while the device decodes others."""
@@ -188,7 +140,7 @@ class _ContinuousBatch:
 
     def _empty_state(self) -> State:
         modules, width = self._ensemble.modules, self._options.width
-        rows = searched_rows(self._window_rows, width, min(m.config.d_model for m in modules), self._mesh)
+        rows = batch_shapes.searched_rows(self._window_rows, width, min(m.config.d_model for m in modules), self._mesh)
         return _start(
             modules, self._options, rows, self._source_length, self._capacity, self._prefix_length, self._num_features,
             self._mesh,
@@ -221,34 +173,11 @@ class _ContinuousBatch:
             self._state = _resize(self._mesh, self._state, self._capacity)
 
 
-def num_searches(count: int, mesh: Mesh) -> int:
-    """The number of searches among which `count` sentences are divided, each in a thread of its own."""
-    if mesh.devices.size > 1 or mesh.devices.flat[0].platform != "cpu":
-        return 1
-    return min(available_cores(), _MOST_SEARCHES, -(-count // _FEWEST_ROWS)) or 1
-
-
-def searched_rows(window: int, beam_width: int, d_model: int, mesh: Mesh) -> int:
-    """The number of rows of a search that takes its sentences from windows of this size."""
-    if mesh.devices.flat[0].platform != "cpu":
-        return window
-    hypotheses = next(count for smallest, count in _CPU_HYPOTHESES if d_model >= smallest)
-    return min(window, max(_FEWEST_ROWS, hypotheses // beam_width) * mesh.devices.size)
-
-
 def _results(found: Finished) -> Iterator[tuple[int, Hypotheses]]:
     """The valid results as NumPy arrays."""
     owners, hypotheses, count = jax.tree.map(np.asarray, found)
     for row in range(count):
         yield int(owners[row]), jax.tree.map(lambda x, row=row: x[row], hypotheses)
-
-
-def pad(lists: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
-    """Lists of ids as the rows of an array `[rows, length]`, padded with 0."""
-    padded = np.zeros((rows, length), np.int32)
-    for row, ids in enumerate(lists):
-        padded[row, : len(ids)] = ids
-    return padded
 
 
 @functools.partial(

@@ -18,11 +18,12 @@ from t2t_jax import sharding
 from t2t_jax.data.task import TASKS, Task, Vocabularies
 from t2t_jax.data.tokenizer import longest_whole
 from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
+from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.long_sentences import cut
-from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, bucket_rows, by_bucket, pad, search_all
+from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, search_all
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.files import check_pairing, read_text

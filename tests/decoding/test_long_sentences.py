@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_jax.data.tokenizer import EOS, longest_whole
-from t2t_jax.decoding import pool
+from t2t_jax.decoding import batch_shapes
 from t2t_jax.decoding.beam_search import SearchOptions
 from t2t_jax.decoding.long_sentences import cut
 from t2t_jax.decoding.stream import translate_stream
@@ -108,7 +108,7 @@ def test_a_line_of_a_megabyte_is_split_before_the_search(translator, monkeypatch
 
 def test_a_wide_beam_has_fewer_rows(translator):
     usual = [(16, 4), (64, 4), (1024, 4), (1024, 16)]
-    rows = lambda source_length, beam_width: pool.bucket_rows(source_length, 200, translator.mesh, beam_width)
+    rows = lambda source_length, beam_width: batch_shapes.bucket_rows(source_length, 200, translator.mesh, beam_width)
     assert [rows(*shape) for shape in usual] == [64, 32, 2, 2]
     assert [rows(length, SearchOptions(beam_size=256).width) for length in (16, 64, 1024)] == [8, 2, 1]
 
@@ -116,7 +116,8 @@ def test_a_wide_beam_has_fewer_rows(translator):
 def test_rows_that_would_be_empty_are_avoided_where_they_cost_time():
     """On CPU few sentences have few rows, which are refilled; on an accelerator one batch holds them if it can."""
     mesh = lambda platform: SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
-    rows = lambda platform: [pool.bucket_rows(16, count, mesh(platform)) for count in (1, 2, 7, 8, 17, 127, 128, 300)]
+    counts = (1, 2, 7, 8, 17, 127, 128, 300)
+    rows = lambda platform: [batch_shapes.bucket_rows(16, count, mesh(platform)) for count in counts]
     assert rows("cpu") == [1, 4, 8, 8, 16, 16, 64, 64]
     assert rows("gpu") == [1, 4, 16, 16, 64, 256, 256, 512]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from t2t_jax import sharding
-from t2t_jax.decoding import pool
+from t2t_jax.decoding import batch_shapes, pool
 from t2t_jax.decoding.pool import Ensemble
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.search_options import SearchOptions
@@ -207,11 +207,11 @@ def test_sentences_are_divided_among_as_many_searches_as_there_are_cores(transla
     sentences = [source for source, _ in toy_corpus.pairs(30, 2)]
     found = {}
     for cores in (1, 3):
-        monkeypatch.setattr(pool, "available_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(batch_shapes, "available_cores", lambda cores=cores: cores)
         found[cores] = translator.translate(sentences)
     for one, other in zip(found[1], found[3], strict=True):
         close(one, other)
-    counts = lambda of: [pool.num_searches(count, of) for count in (0, 1, 4, 5, 8, 9, 100)]
+    counts = lambda of: [batch_shapes.num_searches(count, of) for count in (0, 1, 4, 5, 8, 9, 100)]
     assert counts(translator.mesh) == [1, 1, 1, 2, 2, 3, 3]
     devices = lambda platform, count: SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * count))
     assert counts(devices("gpu", 1)) == counts(devices("cpu", 2)) == [1] * 7
@@ -235,13 +235,13 @@ def test_a_search_whose_last_sentences_another_one_takes_ends_without_results(tr
 
 def test_a_search_on_a_cpu_has_few_rows_and_takes_them_from_a_window():
     mesh = lambda platform, devices=1: SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * devices))
-    rows = lambda window, width, d_model, *of: pool.searched_rows(window, width, d_model, mesh(*of))
+    rows = lambda window, width, d_model, *of: batch_shapes.searched_rows(window, width, d_model, mesh(*of))
     assert [rows(64, 4, 512, "cpu"), rows(64, 4, 128, "cpu"), rows(64, 1, 512, "cpu")] == [16, 8, 64]
     assert [rows(64, 21, 256, "cpu"), rows(1, 4, 512, "cpu"), rows(64, 4, 512, "cpu", 2)] == [4, 1, 32]
     assert rows(512, 4, 512, "gpu") == 512
 
 
 def test_capacities_double_from_the_length_of_the_source():
-    assert pool.bucket_capacities(16, 67) == [16, 32, 64, 80]
-    assert pool.bucket_capacities(32, 32) == [32]
-    assert pool.bucket_capacities(64, 20) == [32]
+    assert batch_shapes.bucket_capacities(16, 67) == [16, 32, 64, 80]
+    assert batch_shapes.bucket_capacities(32, 32) == [32]
+    assert batch_shapes.bucket_capacities(64, 20) == [32]

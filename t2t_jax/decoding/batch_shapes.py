@@ -1,0 +1,83 @@
+"""The shapes of batches in decoding: few, each compiled once, when it is first needed.
+
+Bucket lengths of sources and capacities for target tokens double, numbers of rows double or quadruple.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jax.sharding import Mesh
+
+from t2t_jax.threads import available_cores
+
+_SHORTEST_BUCKET = 16  # subwords of the source, or capacity for target tokens; longer buckets double
+_LINEAR_FROM = 1024  # bucket lengths above this do not double: they are its multiples
+# By platform, on each device: the most rows; the most source positions (rows × source length), of which wide beams
+# have fewer: rows × source length × beam width is at most 16 times as many. A step on a GPU takes its time to launch.
+_MOST = {"cpu": (64, 2048)}
+_MOST_ELSEWHERE = (512, 16_384)
+# On CPU, where each row of a batch takes its time even when it has finished: (rows, the most sentences for them).
+_CPU_ROWS = ((1, 1), (4, 6), (8, 12), (16, 127))
+# The hypotheses of a search on a CPU device, by the smallest d_model: more are no faster, but fill its caches.
+_CPU_HYPOTHESES = ((256, 64), (0, 32))
+_FEWEST_ROWS = 4  # of a search, however wide its beam; there is a second search for more sentences than these
+_MOST_SEARCHES = 8  # at a time: each has its own KV cache
+
+
+def by_bucket(lengths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+    """(bucket length, indices of the sentences in the bucket), the longest bucket first."""
+    buckets = collections.defaultdict(list)
+    for index, length in enumerate(lengths):
+        buckets[bucket_length(length)].append(index)
+    yield from sorted(buckets.items(), reverse=True)
+
+
+def bucket_length(length: int) -> int:
+    """The length that a source of this many subwords is padded to."""
+    return min(max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length()), -(-length // _LINEAR_FROM) * _LINEAR_FROM)
+
+
+def bucket_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1) -> int:
+    """The number of rows of a batch for `count` sentences: a multiple of the number of devices."""
+    devices = mesh.devices.size
+    platform = mesh.devices.flat[0].platform
+    rows, positions = _MOST.get(platform, _MOST_ELSEWHERE)
+    most = max(1, min(rows, positions // source_length, 16 * positions // (source_length * beam_width))) * devices
+    sizes = _CPU_ROWS if platform == "cpu" else [(4**n, 4**n) for n in range(10)]
+    rows = next((rows for rows, sentences in sizes if sentences >= count), most)
+    return -(-min(rows, most) // devices) * devices
+
+
+def bucket_capacities(source_length: int, max_length: int) -> list[int]:
+    """The capacities for target tokens, in increasing order: the source's length, doubled until it holds `max_length`.
+
+    The last one is not larger than that needs.
+    """
+    capacities = [source_length]
+    while capacities[-1] < max_length:
+        capacities.append(2 * capacities[-1])
+    return [*capacities[:-1], min(capacities[-1], -(-max_length // _SHORTEST_BUCKET) * _SHORTEST_BUCKET)]
+
+
+def num_searches(count: int, mesh: Mesh) -> int:
+    """The number of searches among which `count` sentences are divided, each in a thread of its own."""
+    if mesh.devices.size > 1 or mesh.devices.flat[0].platform != "cpu":
+        return 1
+    return min(available_cores(), _MOST_SEARCHES, -(-count // _FEWEST_ROWS)) or 1
+
+
+def searched_rows(window: int, beam_width: int, d_model: int, mesh: Mesh) -> int:
+    """The number of rows of a search that takes its sentences from windows of this size."""
+    if mesh.devices.flat[0].platform != "cpu":
+        return window
+    hypotheses = next(count for smallest, count in _CPU_HYPOTHESES if d_model >= smallest)
+    return min(window, max(_FEWEST_ROWS, hypotheses // beam_width) * mesh.devices.size)
+
+
+def pad(lists: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
+    """Lists of ids as the rows of an array `[rows, length]`, padded with 0."""
+    padded = np.zeros((rows, length), np.int32)
+    for row, ids in enumerate(lists):
+        padded[row, : len(ids)] = ids
+    return padded
