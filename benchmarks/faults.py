@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks import fault_damage, fault_trials, measure
 from benchmarks.fault_trials import SURVIVED, WRONG, Outcome
+from benchmarks.tiny_experiment import FAST_COMPILATION
 from experiments.tables import render
 
 _DISTRIBUTED = "tests/test_processes.py::"
@@ -98,8 +99,8 @@ def main() -> int:
     parser.add_argument("--only", choices=["random", "tests"], help="run only the random trials, or only the tests")
     arguments = parser.parse_args()
 
-    # For the child processes: XLA takes longer to optimise tiny models than to run them.
-    os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    # For the child processes.
+    os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST_COMPILATION,
                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # fmt: skip
     conditions = measure.conditions(["jax", "orbax-checkpoint", "sentencepiece"]) | {"seed": arguments.seed}
     outcomes = {row.number: Outcome() for row in ROWS}

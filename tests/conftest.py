@@ -7,11 +7,13 @@ Shapes and dtypes of public signatures are checked by jaxtyping (see pytest's op
 
 import os
 
+from benchmarks.tiny_experiment import FAST_COMPILATION
+
 ON_DEVICE = bool(os.environ.get("T2T_JAX_TEST_DEVICE"))
 if ON_DEVICE:
     os.environ["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true"
-else:  # tiny models take longer to optimise than to run
-    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+else:
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {FAST_COMPILATION}"
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 import io

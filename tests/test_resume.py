@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import t2t_jax
+from benchmarks.tiny_experiment import FAST_COMPILATION
 from t2t_jax.checkpoints import Checkpoints, average_run
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.evaluation.evaluate import evaluate_run
@@ -78,7 +79,7 @@ def start(directory, run, *flags, fields=LONG, program="main.py"):
     """A real process on one device, as a user starts it."""
     write_config(directory, fields)
     command = [sys.executable, program, f"--config={directory}/config.py", f"--workdir={run}", *flags]
-    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"XLA_FLAGS": FAST_COMPILATION, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

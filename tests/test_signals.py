@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.tiny_experiment import FAST_COMPILATION
 from t2t_jax import signals
 from t2t_jax.training.loop import train
 from tests.interop import models
@@ -278,7 +279,7 @@ def test_a_second_signal_ends_a_save_and_the_checkpoint_before_it_is_intact(tmp_
 def test_a_stopped_translation_prints_a_line_and_keeps_what_was_translated(tmp_path):
     train(tiny_config(tmp_path), str(tmp_path / "run"))
     command = [sys.executable, "main.py", "--mode=translate", f"--workdir={tmp_path}/run"]
-    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"XLA_FLAGS": FAST_COMPILATION, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)  # fmt: skip
     process.stdin.write("\n" * 2000 + "one two\n"), process.stdin.flush()

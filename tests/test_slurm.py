@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from benchmarks.tiny_experiment import FAST_COMPILATION
 from tests.test_resume import ROOT, assert_same_run, saved_steps, write_config
 
 pytestmark = pytest.mark.slurm
@@ -38,7 +39,7 @@ def submit(directory, run, log, tasks):
     script = directory / f"{run.name}.sh"
     flags = " --distributed" if tasks > 1 else ""
     script.write_text(JOB.format(python=sys.executable, directory=directory, run=run, flags=flags))
-    environment = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"XLA_FLAGS": FAST_COMPILATION, "PYTHONPATH": str(ROOT)}
     submitted = subprocess.run(
         ["sbatch", "--parsable", f"--output={log}", "--time=30", f"--ntasks={tasks}", "--cpus-per-task=1", str(script)],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=True,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tiny_experiment import config_source
+from benchmarks.tiny_experiment import FAST_COMPILATION, config_source
 from tests.runs import tiny_config
 from tests.test_resume import saved_steps
 
@@ -30,7 +30,7 @@ class Sweep:
                 row[section][key] = value
             # Unlike a call of tiny_config, this writes nothing when several processes read it at the same time.
             (self.configs / f"{name}.py").write_text(config_source(row))
-        speed = {"XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        speed = {"XLA_FLAGS": FAST_COMPILATION, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
         self._environment = os.environ | speed | {"JAX_PLATFORMS": "cpu"}
 
     def start(self, *arguments: str) -> subprocess.Popen:
