@@ -172,6 +172,7 @@ def test_values_that_are_no_finite_numbers_are_counted_and_not_drawn(tmp_path, c
     assert "2 values are no finite numbers: not drawn" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:constrained_layout not applied")  # the labels leave no room
 def test_extreme_numbers_are_drawn(tmp_path):
     path = logged(tmp_path / "run", steps=())
     lines = [
