@@ -54,6 +54,8 @@ def get_config() -> ml_collections.ConfigDict:
     data.vocab_pairs = 500_000  # random training pairs that the vocabulary is trained on; 0: all
     data.byte_fallback = True  # 256 of the pieces are bytes, so that no text is out of vocabulary
     data.character_coverage = 0.9999  # share of the text; rarer characters are split into bytes
+    data.segmentations = 1  # of each training pair into subwords, drawn by BPE-dropout; 1: the best one
+    data.bpe_dropout = 0.1  # with several segmentations: the probability with which a merge is left out
     data.max_length = 256  # subwords with EOS; longer training pairs are dropped and counted
     data.heldout_max_length = 0  # the same for dev and test; 0: no limit
     data.tokens_per_batch = 25000  # positions of a global batch on each side, source and target (§5.1)

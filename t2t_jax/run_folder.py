@@ -31,11 +31,13 @@ _ONLY_WITH = {"data.packing_shapes": "data.packing"}
 # such a field. A new field needs an entry here, unless its section is free.
 _LATER_FIELDS = {
     "data.archives": "",
+    "data.bpe_dropout": 0.1,
     "data.bucketing": "partition",
     "data.character_coverage": 1.0,
     "data.cleaning.lowercase": False,
     "data.packing": False,
     "data.packing_shapes": 1,
+    "data.segmentations": 1,
     "data.source_vocab_size": 0,
     "data.source_vocabulary": "",
     "data.task": "translation",

@@ -32,7 +32,13 @@ from t2t_jax.object_store import mirrored
 
 _FORMAT = 3  # version of stores; incremented when the same corpus and settings give other bytes
 # Settings added later, with the value that reproduces earlier stores. It is left out of the key: names do not change.
-_LATER_SETTINGS = {"task": "translation", "source_vocabulary": "", "source_vocab_size": 0}
+_LATER_SETTINGS = {
+    "task": "translation",
+    "source_vocabulary": "",
+    "source_vocab_size": 0,
+    "segmentations": 1,
+    "bpe_dropout": 0.1,
+}
 _LATER_RULES = ("lowercase",)  # of cleaning; off in earlier stores
 _RANGES = {
     "vocab_size": Range(1, 10_000_000),
@@ -40,6 +46,8 @@ _RANGES = {
     "vocab_pairs": Range(0, 10**9),
     "max_length": Range(2, 16_384),  # at least a subword and EOS; attention takes quadratic memory
     "heldout_max_length": Range(0, 16_384),
+    "segmentations": Range(1, 1000),
+    "bpe_dropout": Range(0, 1, open_below=True),
 }
 
 
@@ -52,6 +60,8 @@ class StoreSettings:
     `source_vocabulary`, or `source_vocab_size` trained pieces. Lengths are in subwords, EOS included: `max_length`
     bounds training pairs, `heldout_max_length` dev and test pairs (0: no bound). A separate target vocabulary of a task
     with `target_symbols` holds all symbols of the training targets, of which there may be at most `vocab_size`.
+    With several `segmentations`, the training set holds every pair as often, segmented at random with the rate
+    `bpe_dropout` (`Tokenizer.sample_many`); dev and test sets have the best segmentation.
     """
 
     task: str
@@ -65,6 +75,8 @@ class StoreSettings:
     character_coverage: float
     max_length: int
     heldout_max_length: int
+    segmentations: int
+    bpe_dropout: float
     cleaning: cleaning.Rules
 
     def __post_init__(self):
@@ -75,6 +87,11 @@ class StoreSettings:
             raise InputError(
                 f"data.character_coverage must be from 0.9 to 1, and 1 without data.byte_fallback; got "
                 f"{self.character_coverage}"
+            )
+        if self.segmentations > 1 and TASKS[self.task].target_symbols:
+            raise InputError(
+                f"data.segmentations={self.segmentations}: the targets of data.task={self.task} are whole symbols, "
+                "which are segmented in one way; give 1"
             )
         for field in ("vocabulary", "source_vocabulary"):
             path = getattr(self, field)
@@ -131,7 +148,9 @@ def _corpus_of(data: Mapping[str, Any]) -> Corpus:
 def _write_share(data: Mapping[str, Any], work: Path, index: int, count: int) -> None:
     """Writes every shard whose number is `index` modulo `count`, in a job."""
     corpus, settings = _corpus_of(data), StoreSettings.of(data)
-    write_shards(_training_texts(corpus), _encoding(corpus, settings, work, _held_out(corpus)), work, (index, count))
+    write_shards(
+        _training_texts(corpus, settings), _encoding(corpus, settings, work, _held_out(corpus)), work, (index, count)
+    )
 
 
 def prepare(
@@ -163,10 +182,17 @@ def _store_folder(corpus: Corpus, settings: StoreSettings, directory: Path) -> P
 def _check_copies(corpus: Corpus, settings: StoreSettings) -> None:
     """Refuses to deduplicate a training set that repeats pairs on purpose."""
     for field in ("drop_duplicates", "drop_near_duplicates"):
-        if corpus.has_copies and getattr(settings.cleaning, field):
+        if not getattr(settings.cleaning, field):
+            continue
+        if corpus.has_copies:
             raise InputError(
                 f"data.cleaning.{field}=True would drop the copies that data.train asks for; set it to False, or leave "
                 "out the numbers of copies"
+            )
+        if settings.segmentations > 1:
+            raise InputError(
+                f"data.cleaning.{field}=True would drop all but one of data.segmentations={settings.segmentations}; "
+                "set it to False, or deduplicate the files before"
             )
 
 
@@ -195,9 +221,10 @@ def _held_out(corpus: Corpus) -> dict[str, list[Pair]]:
     return {split: list(pairs()) for split, pairs in corpus.splits.items() if split != "train"}
 
 
-def _training_texts(corpus: Corpus) -> Iterator[Iterator[Pair]]:
-    """The pairs of each training text."""
-    return (pairs() for pairs in [text.pairs for text in corpus.texts] or [corpus.splits["train"]])
+def _training_texts(corpus: Corpus, settings: StoreSettings) -> Iterator[Iterator[Pair]]:
+    """The pairs of each training text, once for each segmentation."""
+    for pairs in [text.pairs for text in corpus.texts] or [corpus.splits["train"]]:
+        yield itertools.chain.from_iterable(read() for read in itertools.repeat(pairs, settings.segmentations))
 
 
 def _encoding(corpus: Corpus, settings: StoreSettings, work: Path, held_out: Mapping[str, list[Pair]]) -> Encoding:
@@ -211,6 +238,7 @@ def _encoding(corpus: Corpus, settings: StoreSettings, work: Path, held_out: Map
         corpus.languages,
         cleaning.leak_index(itertools.chain(*held_out.values())),
         settings.max_length,
+        settings.bpe_dropout if settings.segmentations > 1 else None,
     )
 
 
@@ -222,7 +250,7 @@ def _write(
     held_out = _held_out(corpus)
     if write_by_jobs:
         write_by_jobs(work)
-    shards = write_shards(_training_texts(corpus), _encoding(corpus, settings, work, held_out), work)
+    shards = write_shards(_training_texts(corpus, settings), _encoding(corpus, settings, work, held_out), work)
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()

@@ -1,6 +1,7 @@
 """§5.1: worker processes clean and encode the training pairs shard by shard; then the shards are joined.
 
-A shard is written atomically and depends on nothing but its pairs: a resumed preparation keeps the existing ones.
+A shard is written atomically and depends on nothing but its pairs and its number: a resumed preparation keeps the
+existing ones.
 """
 
 import concurrent.futures
@@ -36,7 +37,8 @@ SHARD_SIZE = 20_000  # pairs
 class Encoding(NamedTuple):
     """How a training pair becomes ids. It is pickled for the worker processes.
 
-    `vocabularies` is their folder; `held_out` is the `leak_index` of the dev and test sentences.
+    `vocabularies` is their folder; `held_out` is the `leak_index` of the dev and test sentences. `bpe_dropout` is the
+    rate of `Tokenizer.sample_many`; None: the best segmentation.
     """
 
     vocabularies: Path
@@ -46,6 +48,7 @@ class Encoding(NamedTuple):
     languages: tuple[str, str]
     held_out: Collection[str]
     max_length: int
+    bpe_dropout: float | None = None
 
 
 def write_shards(
@@ -57,7 +60,7 @@ def write_shards(
     """
     paths, numbers = [], itertools.count()
 
-    def missing() -> Iterator[tuple[Path, list[Pair]]]:
+    def missing() -> Iterator[tuple[Path, int, list[Pair]]]:
         for text in texts:
             paths.append([])
             for chunk in chunks(text, SHARD_SIZE):
@@ -67,7 +70,7 @@ def write_shards(
                 if path.exists() or number % share[1] != share[0]:
                     bar.update(len(chunk))
                 else:
-                    yield path, chunk
+                    yield path, number, chunk
 
     with progress_bar(unit=" pairs", desc="preparing") as bar:
         for count in _on_all_cores(functools.partial(_write_shard, encoding), missing()):
@@ -75,7 +78,7 @@ def write_shards(
     return paths
 
 
-def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, list[Pair]]]) -> Iterator[int]:
+def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, int, list[Pair]]]) -> Iterator[int]:
     """The results of `write(*job)`, computed by worker processes; a single job runs in this process."""
     first = list(itertools.islice(jobs, 2))
     if len(first) < 2:
@@ -109,8 +112,8 @@ def _vocabularies(folder: Path) -> Vocabularies:
     return Vocabularies.open(folder)
 
 
-def _write_shard(encoding: Encoding, path: Path, pairs: list[Pair]) -> int:
-    """Cleans and encodes training pairs into one file, and returns how many pairs were read.
+def _write_shard(encoding: Encoding, path: Path, number: int, pairs: list[Pair]) -> int:
+    """Cleans and encodes training pairs into shard `number`, and returns how many pairs were read.
 
     The file holds, for each side, the concatenated ids and the lengths of the sentences; the keys for deduplication
     (empty if that is off); and the cleaning report.
@@ -118,11 +121,14 @@ def _write_shard(encoding: Encoding, path: Path, pairs: list[Pair]) -> int:
     rules, report = encoding.rules, cleaning.Report()
     cleaned = cleaning.clean(pairs, rules, encoding.languages, encoding.held_out, report)
     vocabularies = _vocabularies(encoding.vocabularies)
-    sources, targets = vocabularies.encode_many(
+    texts_of_sides = (
         [encoding.preprocess_source(source) for source, _ in cleaned],
         [encoding.preprocess_target(target) for _, target in cleaned],
-        num_threads=1,
     )
+    if encoding.bpe_dropout is None:
+        sources, targets = vocabularies.encode_many(*texts_of_sides, num_threads=1)
+    else:
+        sources, targets = vocabularies.sample_many(*texts_of_sides, encoding.bpe_dropout, seed=number)
     kept, texts = [], []
     for *ids, text in zip(sources, targets, cleaned, strict=True):
         if cleaning.is_too_long(*ids, encoding.max_length):

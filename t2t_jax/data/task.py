@@ -104,6 +104,13 @@ class Vocabularies(NamedTuple):
         sides = zip(self, (sources, targets), strict=True)
         return tuple(vocabulary.encode_many(texts, num_threads) for vocabulary, texts in sides)
 
+    def sample_many(
+        self, sources: Sequence[str], targets: Sequence[str], rate: float, seed: int
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Random segmentations of the texts of both sides; `rate` and `seed` as in `Tokenizer.sample_many`."""
+        sides = zip(self, (sources, targets), strict=True)
+        return tuple(vocabulary.sample_many(texts, rate, 2 * seed + i) for i, (vocabulary, texts) in enumerate(sides))
+
     @property
     def is_joint(self) -> bool:
         """Whether both sides share one vocabulary."""

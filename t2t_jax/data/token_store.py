@@ -97,6 +97,7 @@ class TokenStore:
         self.vocabularies = Vocabularies.open(directory)
         self.report = cleaning.Report(**manifest["report"])
         self._corpus_table = manifest["corpus_table"]
+        self._segmentations = manifest["settings"].get("segmentations", 1)  # earlier stores lack it
         self.held_out_counts = manifest["held_out"]
         dtype = np.dtype(manifest["dtype"])
         self.source, self.target = (Sentences.open(directory / f"train.{side}", dtype) for side in SIDES)
@@ -124,6 +125,8 @@ class TokenStore:
     def describe(self) -> str:
         """A summary for people: what the store holds and what was dropped."""
         lines = [str(self.report)]
+        if self._segmentations > 1:
+            lines.append(f"  each pair {self._segmentations} times, segmented into subwords at random")
         if self._texts:
             for (name, weight), size in zip(self._texts, self.report.texts, strict=True):
                 lines.append(f"  {size:>12,} of {name}, weight {weight:g}")

@@ -3,6 +3,7 @@
 Ids: 0 is padding and the start symbol, 1 EOS, 2 unknown (never produced by models with byte fallback).
 """
 
+import functools
 import hashlib
 import io
 import re
@@ -16,6 +17,7 @@ import sentencepiece
 from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
+from t2t_jax.data.bpe_dropout import BpeDropout
 from t2t_jax.data.corpora import one_line
 from t2t_jax.errors import InputError
 from t2t_jax.files import single_line
@@ -208,6 +210,18 @@ class Tokenizer:
         lines = [_checked(number, text) for number, text in enumerate(texts, start=1)]
         encoded = self._pieces.encode(lines, num_threads=num_threads)
         return [[*ids, EOS] for ids in encoded]
+
+    def sample_many(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
+        """`encode_many` with random segmentations, the same for the same texts and seed (subword regularisation).
+
+        `rate` is the probability with which BPE-dropout leaves out a merge.
+        """
+        lines = [_checked(number, text) for number, text in enumerate(texts, start=1)]
+        return [[*ids, EOS] for ids in self._bpe_dropout.sample(lines, rate, seed)]
+
+    @functools.cached_property
+    def _bpe_dropout(self) -> BpeDropout:
+        return BpeDropout(self._pieces, SPACE)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` up to the first EOS, always a single line; padding is skipped."""

@@ -15,6 +15,7 @@ from tests.runs import tiny_config
 SETTINGS = StoreSettings(
     task="translation", vocabulary="", source_vocabulary="", vocab_size=340, source_vocab_size=0,
     vocab_kind="bpe", vocab_pairs=0, byte_fallback=True, character_coverage=1.0, max_length=32, heldout_max_length=0,
+    segmentations=1, bpe_dropout=0.1,
     cleaning=Rules(),
 )  # fmt: skip
 
