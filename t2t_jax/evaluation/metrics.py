@@ -15,8 +15,8 @@ class Metric:
     """Named scores of a test set.
 
     `score(outputs, references, target_language)` returns them, with the signatures of their protocols; the language is
-    None where nobody needs what depends on it. `labels` are the names of those that are printed and how they are
-    called; the first is the headline, by which runs are compared: higher is better.
+    None where nobody needs what depends on it. `labels` are the names of those that are printed, where there are such
+    scores, and how they are called; the first is the headline, by which runs are compared: higher is better.
     """
 
     score: Callable[[Sequence[str], Sequence[str], str | None], dict[str, Any]]
@@ -48,7 +48,7 @@ def _brackets(outputs: Sequence[str], references: Sequence[str], target_language
 
 
 METRICS = {
-    "bleu": Metric(_bleu, {"sacrebleu": "BLEU", "chrf": "chrF"}),
+    "bleu": Metric(_bleu, {"sacrebleu": "BLEU", "chrf": "chrF", "lowercased_bleu": "lower-cased BLEU"}),
     "brackets": Metric(
         _brackets, {"f1": "F1", "precision": "precision", "recall": "recall", "exact_match": "exact match"}
     ),

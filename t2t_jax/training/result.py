@@ -77,6 +77,7 @@ def print_scores(name: str, found: Evaluation) -> None:
     scores, metric = found.scores, found.metric
     signature = scores.get("signature", "")
     print(f"{name}: {metric.describe(scores)} on {scores['sentences']} sentences  {signature}".rstrip())
-    others = [f"{label} {scores[name]:.2f}" for name, label in metric.labels.items() if name != metric.headline]
+    labels = {score: label for score, label in metric.labels.items() if score in scores and score != metric.headline}
+    others = [f"{label} {scores[score]:.2f}" for score, label in labels.items()]
     others.append(f"perplexity {scores['perplexity']:.2f} per subword")
     print(f"{name}: {', '.join(others)}")
