@@ -60,6 +60,7 @@ class Task:
 _PARSING = Task(
     treebanks.TREEBANKS,
     metric="brackets",
+    preprocess_source=trees.source_text,
     preprocess_target=trees.target_text,
     postprocess_output=trees.output_tree,
     grammar="trees",

@@ -140,7 +140,11 @@ def _without_function_tags(label: str) -> str:
 
 def words(tree: Tree) -> list[str]:
     """The words of a tree, in order, as a person types them: ( for -LRB-."""
-    return [leaf.word.replace("-LRB-", "(").replace("-RRB-", ")") for leaf in _leaves(tree)]
+    return [_typed(leaf.word) for leaf in _leaves(tree)]
+
+
+def _typed(word: str) -> str:
+    return word.replace("-LRB-", "(").replace("-RRB-", ")")
 
 
 def _leaves(tree: Tree) -> list[Tree]:
@@ -232,9 +236,14 @@ def numbered_text(tree: str) -> str:
     )
 
 
+def source_text(sentence: str) -> str:
+    """The words of a sentence as a person types them, also where it has -LRB- for ( (`Task.preprocess_source`)."""
+    return " ".join(map(_typed, words_of(sentence)))
+
+
 def numbered_words(sentence: str) -> str:
-    """The sentence with the number of each word before it (`Task.preprocess_source`)."""
-    return " ".join(f"{number} {word}" for number, word in zip(_numbers(), words_of(sentence), strict=False))
+    """`source_text` with the number of each word before it (`Task.preprocess_source`)."""
+    return " ".join(f"{number} {_typed(word)}" for number, word in zip(_numbers(), words_of(sentence), strict=False))
 
 
 def _numbers() -> Iterator[str]:

@@ -20,6 +20,7 @@ from t2t_jax.data.trees import (
     parse,
     read_trees,
     rebuild,
+    source_text,
     tagged_text,
     target_text,
     words,
@@ -49,6 +50,7 @@ def test_linearisation_by_hand():
 
 
 def test_both_sides_number_the_words_and_begin_again_after_the_last_number():
+    assert numbered_words("-LRB- I -RRB-") == "#0 ( #1 I #2 )" and source_text(" -LRB-I-RRB-  sleep") == "(I) sleep"
     assert numbered_words("I  sleep .") == "#0 I #1 sleep #2 ." and numbered_words("") == ""
     assert numbered_text(SENTENCE) == "(S (NP #0 PRP )NP (VP #1 VBP )VP #2 . )S"
     many = " ".join(["(NN w)"] * (NUMBERS + 2))
