@@ -20,7 +20,7 @@ from experiments.scores import SACREBLEU, headline_name
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs
 from t2t_jax.evaluation.significance import paired_bootstrap
-from t2t_jax.files import existing_file, read_json, read_object, read_text, sha256, write_json
+from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder
 
 Record = dict[str, Any]
@@ -33,6 +33,7 @@ CONFIG_FIELDS = ("data.corpus", "data.source_language", "data.target_language", 
                  "data.tokens_per_batch", "optimizer.learning_rate_factor", "optimizer.warmup_steps",
                  "train.label_smoothing", "train.dtype", "decode.beam_size", "decode.alpha",
                  "decode.max_extra_length")  # fmt: skip
+_LATER_FIELDS = ("data.cleaning.lowercase", "data.segmentations", "data.bpe_dropout")  # earlier records lack them
 MODEL_FIELDS = ("model.num_layers", "model.d_model", "model.d_ff", "model.num_heads", "model.d_k", "model.d_v",
                 "model.dropout")  # fmt: skip
 
@@ -122,9 +123,8 @@ def row_of(path: Path) -> str:
 
 def fields_of(config: dict[str, Any]) -> dict[str, Any]:
     """{'SECTION.FIELD': value} of the fields that affect the scores: the whole model, and `CONFIG_FIELDS`."""
-    model = {f"model.{name}": value for name, value in config["model"].items()}
-    named = [field.split(".") for field in CONFIG_FIELDS]
-    return model | {f"{section}.{name}": config[section][name] for section, name in named}
+    model, found = {f"model.{name}": value for name, value in config["model"].items()}, flat(config)
+    return model | {field: found[field] for field in (*CONFIG_FIELDS, *_LATER_FIELDS) if field in found}
 
 
 def sweep_records(workdir: str | Path) -> list[Record]:

@@ -1,0 +1,74 @@
+import csv
+import io
+
+import pytest
+
+from configs import base_ende, multi30k_ende, multi30k_enfr
+from experiments.multi30k_table import main
+from experiments.records import write_records
+from tests.experiments.runs import record
+
+
+def run(row, config, seed=0, bleu=(40.0, 33.0, 29.0), **changes):
+    """A record whose lower-cased BLEU of the three test sets is given."""
+    scores = [{"lowercased_bleu": value, "lowercased_signature": "case:lc", "sacrebleu": value - 1, "signature": "13a",
+               "sentences": 1000} for value in bleu]  # fmt: skip
+    others = {"test_2017_flickr": scores[1], "test_2017_mscoco": scores[2]}
+    return record(row, config, seed=seed, **changes) | {"test": scores[0], "other_tests": others}
+
+
+def as_csv(capsys, *arguments):
+    assert main([*map(str, arguments), "--format=csv"]) == 0
+    out, notes = capsys.readouterr()
+    return list(csv.reader(io.StringIO(out)))[1:], notes
+
+
+PUBLISHED = ["Transformer-tiny, text only (Revisit-MMT)", "EN-DE", "", "", "41.02", "", "", ""]
+
+
+def test_without_runs_there_is_the_published_row(capsys):
+    assert as_csv(capsys) == ([PUBLISHED], "")
+
+
+def test_seeds_of_a_row_are_one_line_with_mean_and_deviation(tmp_path, capsys):
+    """By hand: the mean of 40, 41 and 42 is 41, their standard deviation 1; two records of one row, two languages."""
+    config, cased = multi30k_ende.get_config(), multi30k_ende.get_config()
+    cased.data.cleaning.lowercase, cased.data.segmentations = False, 20
+    seeds = [run("tiny", config, seed, (40.0 + seed, 33.0, 29.0), parameters=2_600_000) for seed in (2, 0, 1)]
+    paths = write_records(tmp_path, seeds)
+    other = write_records(tmp_path / "more", [run("own", cased, parameters=2_600_000)])
+    french = write_records(tmp_path / "fr", [run("tiny", multi30k_enfr.get_config(), parameters=2_600_000)])
+    rows, notes = as_csv(capsys, *paths, *other, *french)
+    assert rows == [
+        PUBLISHED,
+        ["tiny, ours", "EN-DE", "3", "2.6", "41.00 ± 1.00", "33.00 ± 0.00", "29.00 ± 0.00", ""],
+        ["own, ours", "EN-DE", "1", "2.6", "40.00", "33.00", "29.00", "39.00"],
+        ["tiny, ours", "EN-FR", "1", "2.6", "40.00", "33.00", "29.00", ""],
+    ]
+    lines = [line for line in notes.splitlines() if line]
+    assert len(lines) == 5 and [f"seed {n}" in line for n, line in enumerate(lines[:3])] == [True] * 3
+    departures = "departs from its config in data.cleaning.lowercase=False, data.segmentations=20"
+    assert departures in lines[3] and "departs" not in lines[0] + lines[4] and "case:lc" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "error"),
+    [
+        (
+            run("one", base_ende.get_config()),
+            2,
+            "one has data.corpus=wmt14_ende; the table takes runs on multi30k_ende",
+        ),
+        (record("one", multi30k_ende.get_config()), 4, "one, seed 0: test has no lowercased_bleu"),
+    ],
+)
+def test_runs_that_it_cannot_show_are_refused(tmp_path, capsys, found, code, error):
+    assert main(list(map(str, write_records(tmp_path, [found])))) == code
+    out, errors = capsys.readouterr()
+    assert out == "" and error in errors and len(errors.splitlines()) == 1
+
+
+def test_a_run_that_is_given_twice_is_refused(tmp_path, capsys):
+    (path,) = write_records(tmp_path, [run("one", multi30k_ende.get_config())])
+    assert main([str(path), str(path)]) == 2
+    assert "one has two runs with seed 0" in capsys.readouterr().err
