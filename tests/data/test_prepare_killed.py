@@ -61,7 +61,7 @@ def script(tmp_path):
 
 
 @pytest.mark.slow
-def test_twenty_sigkills_do_not_change_the_store(tmp_path, script):
+def test_ten_sigkills_midway_do_not_change_the_store(tmp_path, script):
     prefixes = toy_corpus.write_splits(tmp_path, train=6000)
     begun = time.monotonic()
     whole = start(prefixes, tmp_path / "whole", script)
@@ -70,12 +70,14 @@ def test_twenty_sigkills_do_not_change_the_store(tmp_path, script):
     took = time.monotonic() - begun
     assert "6,000 training pairs kept" in out and "dropped: near-duplicates" in out
     rng, directory, midway = random.Random(0), tmp_path / "killed", 0
-    for _ in range(20):
+    while midway < 10:  # a machine that is faster now than it was above ends some of them before their kill
         process = start(prefixes, directory, script)
-        time.sleep(rng.uniform(0.2, 1.0) * took)
-        midway += process.poll() is None
-        os.kill(process.pid, signal.SIGKILL) if process.poll() is None else None
-        process.communicate()
+        try:
+            process.communicate(timeout=rng.uniform(0.2, 1.0) * took)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+            midway += 1
         assert group_ends(process.pid), "a worker outlives its parent"
         for final in directory.glob("files-*"):
             assert stores(final) == stores(next((tmp_path / "whole").iterdir()))
@@ -83,7 +85,6 @@ def test_twenty_sigkills_do_not_change_the_store(tmp_path, script):
     last = start(prefixes, directory, script)
     assert last.wait() == 0
     assert stores(directory) == stores(tmp_path / "whole")
-    assert midway >= 10
 
 
 @pytest.mark.slow
