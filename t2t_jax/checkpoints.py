@@ -12,6 +12,7 @@ import logging as std_logging
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -226,8 +227,8 @@ class CheckpointWriter(Checkpoints):
 def _quiet() -> Iterator[None]:
     """Silences what Orbax prints about errors in the block: they are raised, and reported once, by us.
 
-    Each of its threads that fails logs a traceback, and asyncio reports the abandoned tasks of the other arrays. That
-    may be after the block, so they stay silenced after an error.
+    Each of its threads that fails logs a traceback, and asyncio reports the abandoned tasks of the other arrays, Python
+    those that never started. That may be after the block, so they stay silenced after an error.
     """
     usual, loggers = sys.unraisablehook, (logging.get_absl_logger(), std_logging.getLogger("asyncio"))
 
@@ -239,6 +240,8 @@ def _quiet() -> Iterator[None]:
         return "orbax/checkpoint" not in record.pathname and "exception was never retrieved" not in record.getMessage()
 
     sys.unraisablehook = hook
+    # For good: these warnings come when the tasks are freed, often at the end of the process.
+    warnings.filterwarnings("ignore", r"coroutine '.*_serialize_from_host.* was never awaited", RuntimeWarning)
     for logger in loggers:
         logger.addFilter(ours)
     yield
