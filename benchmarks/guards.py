@@ -64,7 +64,7 @@ def _training(config: Any) -> tuple[train_step.TrainState, dict[str, Callable], 
     batch = {
         name: np.random.default_rng(0).integers(3, VOCAB, (ROWS, LENGTH), np.int32) for name in ("inputs", "targets")
     }
-    loss_fn = label_smoothed_loss(model, config.train.label_smoothing)
+    loss_fn = label_smoothed_loss(model, config.train.label_smoothing, config.train.r_drop)
     take = functools.partial(train_step.train_step, loss_fn, optimizer, 1, key)
     compiled = lambda: jax.jit(take).lower(state, batch).compile()
     steps = {"checked": compiled()}

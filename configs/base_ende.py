@@ -88,6 +88,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.train = train = ml_collections.ConfigDict()
     train.train_steps = 100_000  # (§5.2)
     train.label_smoothing = 0.1  # ε_ls (§5.4)
+    train.r_drop = 0.0  # R-Drop (Liang et al. 2021): weight of the divergence of two dropout passes; 5 in its paper
     train.seed = 0  # of the weights, dropout and data order
     train.dtype = "float32"  # of the layers' arithmetic, or 'bfloat16'; parameters are float32
     train.accumulate = 0  # gradient accumulation: microbatches a step, same result; 0: the fewest that fit

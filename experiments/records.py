@@ -33,7 +33,8 @@ CONFIG_FIELDS = ("data.corpus", "data.source_language", "data.target_language", 
                  "data.tokens_per_batch", "optimizer.learning_rate_factor", "optimizer.warmup_steps",
                  "train.label_smoothing", "train.dtype", "decode.beam_size", "decode.alpha",
                  "decode.max_extra_length")  # fmt: skip
-_LATER_FIELDS = ("data.cleaning.lowercase", "data.segmentations", "data.bpe_dropout")  # earlier records lack them
+# Earlier records lack these.
+_LATER_FIELDS = ("data.cleaning.lowercase", "data.segmentations", "data.bpe_dropout", "train.r_drop")
 MODEL_FIELDS = ("model.num_layers", "model.d_model", "model.d_ff", "model.num_heads", "model.d_k", "model.d_v",
                 "model.dropout")  # fmt: skip
 

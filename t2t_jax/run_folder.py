@@ -54,6 +54,7 @@ _LATER_FIELDS = {
     "optimizer.name": "adam",
     "optimizer.schedule": "inverse_sqrt",
     "train.on_nonfinite": "halt",
+    "train.r_drop": 0.0,
 }
 
 # Fields that every config.json has, also of imported runs. TransformerConfig checks those of the model.

@@ -37,6 +37,7 @@ _RANGES = {
     "optimizer.epsilon": Range(0, open_below=True),
     "train.train_steps": Range(1, _STEPS),
     "train.label_smoothing": Range(0, 1, open_above=True),
+    "train.r_drop": Range(0),
     "train.seed": Range(0, 2**32 - 1),  # what jax.random.key tells apart
     "train.accumulate": Range(0, 10**9),  # 0: as memory allows
     "train.log_interval": Range(1, _STEPS),

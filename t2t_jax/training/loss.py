@@ -1,7 +1,7 @@
-"""§5.4: label-smoothed cross-entropy.
+"""§5.4: label-smoothed cross-entropy; beyond the paper, R-Drop.
 
 Chunked softmax cross-entropy: logits are computed for a few target positions at a time; [B, T, vocab] is never
-materialised. `smoothed_cross_entropy_reference` is the same formula on all logits at once.
+materialised. `smoothed_cross_entropy_reference` and `r_drop_reference` are the same formulas on all logits at once.
 """
 
 import functools
@@ -29,6 +29,20 @@ def smoothed_cross_entropy_reference(
     return jnp.sum(jnp.where(targets != 0, losses, 0))
 
 
+def r_drop_reference(
+    logits: Float[Array, "B T vocab"], targets: Int[Array, "B T"], label_smoothing: float, r_drop: float
+) -> Float[Array, ""]:
+    """The loss of R-Drop (Liang et al. 2021, equation 4), halved: the mean cross-entropy of two dropout passes, and
+    α/4 of the sum of both Kullback-Leibler divergences between them; α = `r_drop`.
+
+    Rows 2i and 2i + 1 are the two passes of one sentence.
+    """
+    first, second = (jax.nn.log_softmax(logits[i::2]) for i in range(2))
+    divergences = jnp.sum((jnp.exp(first) - jnp.exp(second)) * (first - second), axis=-1)  # KL(1‖2) + KL(2‖1)
+    regularizer = jnp.sum(jnp.where(targets[::2] != 0, divergences, 0))
+    return smoothed_cross_entropy_reference(logits, targets, label_smoothing) / 2 + r_drop / 4 * regularizer
+
+
 def tokens_per_chunk() -> int | float:
     """Number of target positions whose logits are materialised at once: 63 MiB of float32 for 32,000 ids on CPU.
 
@@ -39,31 +53,34 @@ def tokens_per_chunk() -> int | float:
     return {"cpu": 512, "gpu": math.inf}.get(platform(), 4096)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def cross_entropy(
     y: Float[Array, "B T D"],
     table: Float[Array, "vocab D"],
     targets: Int[Array, "B T"],
     label_smoothing: float,
+    r_drop: float = 0.0,
 ) -> Sums:
     """(smoothed loss, unsmoothed negative log-likelihood, tokens): sums in nats over the non-padding targets.
 
     The logits are y · tableᵀ. ε = `label_smoothing`: the smoothed target has 1 − ε on the true id and ε/(vocab − 1) on
-    every other id. Custom VJP: the forward pass computes the gradients too, of the smoothed loss only; the other two
-    sums have zero gradient.
+    every other id. With `r_drop` > 0, rows 2i and 2i + 1 are two dropout passes of one sentence, the loss is that of
+    `r_drop_reference`, and each pass counts half in the other two sums.
+
+    Custom VJP: the forward pass computes the gradients too, of the loss only; the other two sums have zero gradient.
     """
 
     def add(total, y, targets):
-        return jax.tree.map(jnp.add, total, _softmax_loss(y, table, targets, label_smoothing)[0]), None
+        return jax.tree.map(jnp.add, total, _softmax_loss(y, table, targets, label_smoothing, r_drop)[0]), None
 
     return _totals(_scan_chunks(add, _zero_sums(targets), y, targets)[0])
 
 
-def _forward(y, table, targets, label_smoothing):
+def _forward(y, table, targets, label_smoothing, r_drop):
     """The sums, and as residuals the gradients of the loss, computed while the logits of each chunk exist."""
 
     def add(total, y, targets):
-        sums, by_logits = _softmax_loss(y, table, targets, label_smoothing)
+        sums, by_logits = _softmax_loss(y, table, targets, label_smoothing, r_drop)
         by_y = einsum("btv,vd->btd", by_logits, table, y.dtype)
         # [D, vocab]: on CPU the matmul for [vocab, D] would first transpose a copy of the logits.
         by_table = einsum("btd,btv->dv", y, by_logits, jnp.float32)
@@ -75,7 +92,7 @@ def _forward(y, table, targets, label_smoothing):
     return _totals(sums), (by_y, by_table.T.astype(table.dtype))
 
 
-def _backward(label_smoothing, gradients, cotangents):
+def _backward(label_smoothing, r_drop, gradients, cotangents):
     scale = lambda gradient: gradient * cotangents[0].astype(gradient.dtype)
     return *map(scale, gradients), None
 
@@ -83,20 +100,35 @@ def _backward(label_smoothing, gradients, cotangents):
 cross_entropy.defvjp(_forward, _backward)
 
 
-def _softmax_loss(y, table, targets, label_smoothing):
-    """Per row of a chunk, the sums; and the gradient of the logits: softmax − smoothed target, zero at padding."""
+def _softmax_loss(y, table, targets, label_smoothing, r_drop):
+    """Per row of a chunk, the sums; and the gradient of the logits: softmax − smoothed target, zero at padding, and
+    that of the regularizer of R-Drop.
+    """
     logits = einsum("btd,vd->btv", y, table, jnp.float32)
     on_target, elsewhere = 1 - label_smoothing, label_smoothing / (len(table) - 1)
-    weights = (targets != 0).astype(jnp.float32)[..., None]
+    weights = (targets != 0).astype(jnp.float32)[..., None] * (0.5 if r_drop else 1.0)
     # As −log p_k = logsumexp(z) − z_k, the loss needs only the target's logit and the sum of all logits.
     target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)
     largest, total, sum_of_logits = _reductions(logits)
     lse = largest + jnp.log(total)
     smoothed = lse - on_target * target_logit - elsewhere * (sum_of_logits - target_logit)
-    sums = tuple(x.sum(axis=(1, 2)) for x in (weights * smoothed, weights * (lse - target_logit), weights))
     ids = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 2)
     q = jnp.where(ids == targets[..., None], on_target, elsewhere)
-    return sums, (jnp.exp(logits - largest) * (weights / total) - weights * q).astype(y.dtype)
+    by_logits = jnp.exp(logits - largest) * (weights / total) - weights * q
+    if r_drop:
+        divergence, by_divergence = _divergence_of_passes(logits - lse)
+        smoothed += r_drop / 2 * divergence
+        by_logits += r_drop / 2 * weights * by_divergence
+    sums = tuple(x.sum(axis=(1, 2)) for x in (weights * smoothed, weights * (lse - target_logit), weights))
+    return sums, by_logits.astype(y.dtype)
+
+
+def _divergence_of_passes(log_p: Float[Array, "B T vocab"]) -> tuple[Float[Array, "B T 1"], Float[Array, "B T vocab"]]:
+    """For each row KL(its pass ‖ the other pass), and the gradient of the sum of both divergences by its logits."""
+    other = log_p.reshape(-1, 2, *log_p.shape[1:])[:, ::-1].reshape(log_p.shape)
+    p, log_ratio = jnp.exp(log_p), log_p - other
+    divergence = jnp.sum(p * log_ratio, axis=-1, keepdims=True)
+    return divergence, p * (log_ratio - divergence) + p - jnp.exp(other)
 
 
 def _reductions(logits: Float[Array, "B T vocab"]) -> tuple[Float[Array, "B T 1"], ...]:
@@ -142,16 +174,25 @@ def _scan_chunks(add, total, y, targets):
     return total, jax.tree.map(join, outputs)
 
 
-def label_smoothed_loss(model: Transformer, label_smoothing: float) -> LossFn:
+def label_smoothed_loss(model: Transformer, label_smoothing: float, r_drop: float = 0.0) -> LossFn:
     """The loss of the paper for `train_step`: `loss` is label-smoothed, `nll` is not; sums in nats.
 
-    The entries of the batch are the arguments of the model.
+    The entries of the batch are the arguments of the model. With `r_drop` > 0 the model sees each sentence twice, with
+    different dropout masks, and `loss` has the regularizer of R-Drop (see `r_drop_reference`).
     """
 
     def loss_fn(params, batch: Batch, key):
+        if r_drop:
+            batch = _two_passes(batch)
         method, rngs = Transformer.before_softmax, {"dropout": key}
         y, table = model.apply({"params": params}, **batch, train=True, rngs=rngs, method=method)
-        loss, nll, tokens = cross_entropy(y, table, batch["targets"], label_smoothing)
+        loss, nll, tokens = cross_entropy(y, table, batch["targets"], label_smoothing, r_drop)
         return loss, {"loss": loss, "nll": nll, "target_tokens": tokens}
 
     return loss_fn
+
+
+def _two_passes(batch: Batch) -> dict[str, Int[Array, "2*B ..."]]:
+    """Each row twice; the copies of row i draw the dropout masks of the rows 2i and 2i + 1."""
+    batch = {name: jnp.repeat(x, 2, axis=0) for name, x in batch.items()}
+    return batch | {"rows": 2 * batch["rows"] + jnp.arange(len(batch["rows"])) % 2}

@@ -156,7 +156,7 @@ def compile_step(experiment: Experiment, state: TrainState) -> Engine:
     key = jax.random.fold_in(jax.random.key(config.train.seed), 1)  # 0 is that of the initial weights
     skip = config.train.on_nonfinite == "skip"
 
-    loss_fn = label_smoothed_loss(experiment.model, config.train.label_smoothing)
+    loss_fn = label_smoothed_loss(experiment.model, config.train.label_smoothing, config.train.r_drop)
 
     def step(microbatches, state, batch, **division):
         return train_step(

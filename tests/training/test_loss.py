@@ -5,7 +5,7 @@ import pytest
 
 from t2t_jax.model.platform import tracing_for
 from t2t_jax.training import loss as module
-from t2t_jax.training.loss import cross_entropy, smoothed_cross_entropy_reference
+from t2t_jax.training.loss import cross_entropy, r_drop_reference, smoothed_cross_entropy_reference
 from tests.tiny import VOCAB, B, D, T
 
 TARGETS = jnp.array([[3, 4, 1, 0, 0], [2, 9, 9, 5, 1]])
@@ -114,3 +114,37 @@ def test_the_full_array_of_logits_is_never_materialised(monkeypatch):
     assert temporary(jax.jit(jax.grad(of, (0, 1)))) < all_logits / 3
     matmuls = lambda f: f.lower(*arguments, targets).as_text().count("dot_general")
     assert matmuls(jax.jit(of)) == 1 and matmuls(jax.jit(jax.grad(of, (0, 1)))) == 3
+
+
+PASSES = jnp.repeat(TARGETS[:1], 2, axis=0)  # one sentence of three tokens, twice
+
+
+def test_the_reference_of_r_drop_is_its_equation_in_numpy():
+    """Two distributions of two ids: their mean cross-entropy, and α/4 of both divergences."""
+    p, q, alpha = np.array([0.5, 0.5]), np.array([0.2, 0.8]), 5.0
+    divergences = np.sum(p * np.log(p / q)) + np.sum(q * np.log(q / p))
+    expected = -(np.log(p[1]) + np.log(q[1])) / 2 + alpha / 4 * divergences
+    logits = jnp.log(jnp.array([[p, p], [q, p]], jnp.float32))  # the second position is padding
+    np.testing.assert_allclose(r_drop_reference(logits, jnp.array([[1, 0]] * 2), 0.0, alpha), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("alpha", [1.0, 5.0])
+def test_values_and_gradients_of_r_drop_are_those_of_its_reference(before_softmax, chunked, platform, alpha):
+    of_reference = lambda y, table: 3 * r_drop_reference(y @ table.T, PASSES, 0.1, alpha)
+    of_chunks = lambda y, table: 3 * cross_entropy(y, table, PASSES, 0.1, alpha)[0]
+    with tracing_for(platform):
+        loss, nll, tokens = cross_entropy(*before_softmax, PASSES, 0.1, alpha)
+        found = jax.grad(of_chunks, (0, 1))(*before_softmax)
+    np.testing.assert_allclose(3 * loss, of_reference(*before_softmax), rtol=1e-5)
+    np.testing.assert_allclose(nll, reference(*before_softmax, PASSES, 0.0) / 2, rtol=1e-5)
+    assert tokens == 3  # of the sentence, not of both passes
+    for a, b in zip(found, jax.grad(of_reference, (0, 1))(*before_softmax), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+def test_equal_passes_have_the_loss_of_one(before_softmax):
+    y, table = before_softmax
+    twice = cross_entropy(jnp.repeat(y[:1], 2, axis=0), table, PASSES, 0.1, 5.0)
+    for a, b in zip(twice, cross_entropy(y[:1], table, TARGETS[:1], 0.1), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)

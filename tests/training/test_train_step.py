@@ -18,8 +18,8 @@ BATCH = {"inputs": tiny.sentences([S, 3, 5, 2], S), "targets": tiny.sentences([T
 DROPOUT = {"dropout": 0.3, "attention_dropout": 0.2}
 
 
-def step_of(model, optimizer, microbatches=1, epsilon=0.1, **options):
-    loss_fn = label_smoothed_loss(model, epsilon)
+def step_of(model, optimizer, microbatches=1, epsilon=0.1, r_drop=0.0, **options):
+    loss_fn = label_smoothed_loss(model, epsilon, r_drop)
     return jax.jit(functools.partial(train_step, loss_fn, optimizer, microbatches, jax.random.key(7), **options))
 
 
@@ -45,17 +45,33 @@ def test_gradient_is_that_of_the_mean_over_all_real_tokens():
         np.testing.assert_allclose(moved, before - g, atol=1e-6)
 
 
-@pytest.mark.parametrize("microbatches", [2, 4])
-def test_accumulated_microbatches_equal_one_batch(microbatches):
+@pytest.mark.parametrize(("microbatches", "r_drop"), [(2, 0.0), (4, 0.0), (2, 5.0)])
+def test_accumulated_microbatches_equal_one_batch(microbatches, r_drop):
     """Their numbers of tokens differ; dropout is on."""
     model = tiny.model(**DROPOUT)
     state = start(model, optax.sgd(1.0))
-    whole, metrics = step_of(model, optax.sgd(1.0))(state, BATCH)
-    split, split_metrics = step_of(model, optax.sgd(1.0), microbatches)(state, BATCH)
+    whole, metrics = step_of(model, optax.sgd(1.0), r_drop=r_drop)(state, BATCH)
+    split, split_metrics = step_of(model, optax.sgd(1.0), microbatches, r_drop=r_drop)(state, BATCH)
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(split.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     for name in metrics:
         np.testing.assert_allclose(metrics[name], split_metrics[name], rtol=1e-5)
+
+
+def test_r_drop_is_the_loss_of_two_dropout_passes():
+    """Without dropout the passes agree and the loss is the plain one; with dropout they diverge."""
+    for options, same in [({"dropout": 0.0}, True), (DROPOUT, False)]:
+        model = tiny.model(**options)
+        state = start(model, optax.sgd(1.0))
+        plain, weak, strong = (
+            step_of(model, optax.sgd(1.0), r_drop=r_drop)(state, BATCH)[1] for r_drop in (0.0, 1.0, 5.0)
+        )
+        assert plain["target_tokens"] == weak["target_tokens"]
+        np.testing.assert_allclose(weak["nll"], strong["nll"], rtol=1e-6)
+        if same:
+            np.testing.assert_allclose(strong["loss"], plain["loss"], rtol=1e-6)
+        else:
+            assert strong["loss"] > weak["loss"] + 1e-3
 
 
 def test_rows_of_padding_change_nothing():
