@@ -11,6 +11,10 @@ any other sequence of tokens.
 Words may be numbered on both sides, so that a decoder need not count them to know which one comes next:
 
     #0 I #1 sleep #2 .   →   (S (NP #0 PRP )NP (VP #1 VBP )VP #2 . )S
+
+Brackets may have their depth too, so that it need not count those that are open:
+
+    #0 I #1 sleep #2 .   →   (1:S (2:NP #0 PRP )2:NP (2:VP #1 VBP )2:VP #2 . )1:S
 """
 
 import collections
@@ -27,9 +31,11 @@ _ROOTS = ("", "TOP", "ROOT", "S1")  # what treebanks call the root
 _TRACE = "-NONE-"  # the tag of traces and other empty elements
 DEEPEST = 198  # nested constituents below the root; the deepest tree of the Penn Treebank has fewer than 50
 NUMBERS = 64  # numbers of words; the 65th word is #0 again, so that sentences may have any length
+DEPTHS = 16  # depths of brackets; a bracket nested in 16 others is at depth 1 again, so that trees may be of any depth
 UNKNOWN_TOKEN = "⁇"  # SentencePiece's text of the unknown piece
 _TOKEN = re.compile(r"[()]|[^\s()]+", flags=re.ASCII)
 _NUMBER = re.compile("#([0-9]+)")
+_BRACKET_WITH_DEPTH = re.compile("[()]([0-9]+):.+")
 
 # Repairs that `rebuild` counts.
 REPAIRS = (
@@ -236,6 +242,16 @@ def numbered_text(tree: str) -> str:
     )
 
 
+def nested_text(tree: str) -> str:
+    """`numbered_text` with the depth of each bracket before its label (`Task.preprocess_target`)."""
+    tokens, depth = [], 0
+    for token in numbered_text(tree).split(" "):
+        depth += token.startswith("(")
+        tokens.append(f"{token[0]}{depth % DEPTHS}:{token[1:]}" if token.startswith(("(", ")")) else token)
+        depth -= token.startswith(")")
+    return " ".join(tokens)
+
+
 def source_text(sentence: str) -> str:
     """The words of a sentence as a person types them, also where it has -LRB- for ( (`Task.preprocess_source`)."""
     return " ".join(map(_typed, words_of(sentence)))
@@ -257,6 +273,12 @@ def number_of(token: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def depth_of(token: str) -> int | None:
+    """The depth that a bracket like (3:NP has, or None."""
+    found = _BRACKET_WITH_DEPTH.fullmatch(token)
+    return int(found[1]) if found else None
+
+
 def words_of(sentence: str) -> list[str]:
     """The words of a tokenised sentence: what spaces separate."""
     return [word for word in one_line(sentence).split(" ") if word]
@@ -266,3 +288,17 @@ def output_tree(sentence: str, output: str) -> tuple[str, Mapping[str, int]]:
     """The bracketed tree over a sentence that the model's output means, and the repairs (`Task.postprocess_output`)."""
     tree, repairs = rebuild(output.split(), words_of(sentence))
     return bracketed(tree) if tree.children else "", repairs
+
+
+def nested_output_tree(sentence: str, output: str) -> tuple[str, Mapping[str, int]]:
+    """`output_tree` of an output whose brackets have depths (`Task.postprocess_output`)."""
+    tree, repairs = rebuild(output.split(), words_of(sentence))
+    return bracketed(_without_depths(tree)) if tree.children else "", repairs
+
+
+def _without_depths(tree: Tree) -> Tree:
+    """The tree with labels like NP for 3:NP."""
+    if tree.word is not None:
+        return tree
+    label = tree.label if tree.label == ROOT else tree.label.partition(":")[2]
+    return dataclasses.replace(tree, label=label, children=tuple(map(_without_depths, tree.children)))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from t2t_jax.data.task import Task, Vocabularies
 from t2t_jax.data.tokenizer import EOS, PAD, SPACE, UNKNOWN
-from t2t_jax.data.trees import DEEPEST, NUMBERS, number_of, words_of
+from t2t_jax.data.trees import DEEPEST, DEPTHS, NUMBERS, depth_of, number_of, words_of
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.errors import InputError
 
@@ -27,13 +27,14 @@ def tree_grammar(pieces: tuple[str, ...]) -> Constraint:
 
     Brackets are balanced and their labels match, no constituent is empty or nested too deeply, there are exactly as
     many leaves as words, and EOS comes last, within the length limit. If the vocabulary has numbers of words, each leaf
-    follows its own.
+    follows its own. If its brackets have depths, these are right.
     """
     symbols = _symbols(pieces)
     closings = {symbol[1:]: id for id, symbol in symbols.items() if symbol.startswith(")")}
     closing_of = np.zeros(len(pieces), np.int32)  # of each opening bracket
     kinds = np.full(len(pieces), _FORBIDDEN, np.int8)
     number_ids = np.full(NUMBERS, -1, np.int32)  # the token of each number
+    opening_depths = np.full(len(pieces), -1, np.int8)
     for id, symbol in symbols.items():
         if (number := number_of(symbol)) is not None:
             kinds[id], number_ids[number % NUMBERS] = _NUMBER, id
@@ -43,6 +44,7 @@ def tree_grammar(pieces: tuple[str, ...]) -> Constraint:
             kinds[id] = _CLOSING
         elif symbol[1:] in closings:
             kinds[id], closing_of[id] = _OPENING, closings[symbol[1:]]
+            opening_depths[id] = -1 if depth_of(symbol) is None else depth_of(symbol) % DEPTHS
     if _LEAF not in kinds:
         raise InputError("constrained: the target vocabulary has no symbol for a word, such as XX; train the run anew")
     tokens_per_word = 2 if _NUMBER in kinds else 1
@@ -66,10 +68,12 @@ def tree_grammar(pieces: tuple[str, ...]) -> Constraint:
         may_open = (missing > 0) & (depth < DEEPEST) & (spare > 0) & ~is_numbered
         closing = jnp.where((depth > 0) & (last != _OPENING) & ~is_numbered, jnp.asarray(closing_of)[innermost], -1)
         kind, ids = jnp.asarray(kinds)[None, None], jnp.arange(len(pieces))[None, None]  # [1, 1, vocab]
+        opening_depth = jnp.asarray(opening_depths, jnp.int32)[None, None]
+        is_at_depth = (opening_depth < 0) | (opening_depth == (depth + 1)[..., None] % DEPTHS)
         is_allowed = (
             (kind == _LEAF) & ((missing > 0) & (number < 0))[..., None]
             | (ids == number[..., None])
-            | (kind == _OPENING) & may_open[..., None]
+            | (kind == _OPENING) & is_at_depth & may_open[..., None]
             | (ids == closing[..., None])
             | (ids == EOS) & ((depth == 0) & (missing == 0))[..., None]
         )
