@@ -57,7 +57,7 @@ def final_state(run: Path) -> dict[str, Any]:
     return {
         "step": step,
         "params": digest(saved.params),
-        "batches": saved.metadata["progress"]["batches_crc32"],
+        "batches": saved.metadata["progress"]["batches_checksum"],
         "losses": [(record["step"], record["loss"]) for record in records if "loss" in record],
         "result": json.loads((run / "result.json").read_text())["test"],
     }

@@ -82,13 +82,24 @@ def of_state(shapes: Any, mesh: Mesh, shard_state: bool) -> Any:
     return jax.tree.map_with_path(sharding, shapes)
 
 
-def put_rows(arrays: dict[str, np.ndarray], mesh: Mesh, multiple: int = 1) -> dict[str, jax.Array]:
-    """Puts arrays with equal numbers of rows on the devices, sharded by rows; every process passes the whole arrays.
+def rows_of_process(mesh: Mesh, rows: int, multiple: int = 1) -> slice:
+    """Those of so many rows that `put_rows` puts on the devices of this process."""
+    padded = rows + _added_rows(mesh, rows, multiple)
+    parts = [index[0].indices(padded) for index in by_rows(mesh).addressable_devices_indices_map((padded,)).values()]
+    return slice(min(start for start, *_ in parts), min(rows, max(stop for _, stop, _ in parts)))
 
-    Rows of zeros (padding) are added up to the next multiple of `multiple` × the length of the data axis.
+
+def _added_rows(mesh: Mesh, rows: int, multiple: int) -> int:
+    return -rows % (mesh.shape[DATA] * multiple)
+
+
+def put_rows(arrays: dict[str, np.ndarray], mesh: Mesh, multiple: int = 1) -> dict[str, jax.Array]:
+    """Puts arrays with equal numbers of rows on the devices, sharded by rows.
+
+    Only the rows of this process matter (`rows_of_process`). Rows of zeros (padding) are added up to the next multiple
+    of `multiple` × the length of the data axis.
     """
-    rows = next(iter(arrays.values())).shape[0]
-    added = -rows % (mesh.shape[DATA] * multiple)
+    added = _added_rows(mesh, next(iter(arrays.values())).shape[0], multiple)
     padded = {name: np.pad(x, ((0, added),) + ((0, 0),) * (x.ndim - 1)) for name, x in arrays.items()}
     if jax.process_count() == 1:
         return jax.device_put(padded, by_rows(mesh))

@@ -41,10 +41,11 @@ def train(config, store, devices):
     layout = sharding.of_state(shapes, mesh, config.machine.shard_state)
     state = jax.jit(init, out_shardings=layout)(jax.random.key(0))
     experiment = Experiment(config, task_of(config.data), store, batches, model, None, optimizer, mesh)
-    take_step = compile_step(experiment, state).take_step
+    take_step, microbatches, *_ = compile_step(experiment, state)
     losses = []
     for index in range(STEPS):
-        state, metrics = take_step(state, batches[index])
+        own_rows = sharding.rows_of_process(mesh, batches.bucket(index).rows, microbatches)
+        state, metrics = take_step(state, batches.read(index, own_rows))
         losses.append(float(metrics["loss"]))
     return losses, state
 

@@ -84,6 +84,8 @@ def train_and_keep(directory, process_id):
     assert len(jax.devices()) == 8 and len(jax.local_devices()) == 4
     own = directory / process_id
     own.mkdir()
+    rows = sharding.rows_of_process(sharding.make_mesh(), 10, multiple=2)  # ten rows and six of padding
+    assert rows == [slice(0, 8), slice(8, 10)][int(process_id)]
     config = tiny_config(own, **DROPOUT)
     losses, state = train(config, open_store(config.data), 8)
     state = sharding.gather_arrays(state, sharding.make_mesh())
@@ -147,12 +149,15 @@ def test_processes_save_and_stop_together_and_resume(tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "run", 24)
     results = [json.loads((tmp_path / run / "result.json").read_text()) for run in ("whole", "run")]
     assert results[0]["test"] == results[1]["test"]
+    alone = main.main([*command("alone"), "--config.evaluate.samples=0"])
+    found = json.loads((tmp_path / "alone/result.json").read_text())
+    assert alone == 0 and found["batches_checksum"] == results[0]["batches_checksum"] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", ["parameter", "batch"])
 def test_a_difference_between_processes_is_never_saved(tmp_path, plant):
-    """From step 8 on, one bit of a parameter or one token differs in the second process: both processes stop."""
+    """From step 8 on a bit of a parameter, or from the start the batches, differ in the second process: both stop."""
     (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
     processes = start_two("-m", "tests.test_processes", plant, str(tmp_path))
     message = {
@@ -161,25 +166,25 @@ def test_a_difference_between_processes_is_never_saved(tmp_path, plant):
     }
     for _, errors in ended(processes, 4):
         assert re.search(message[plant], errors) and "Traceback" not in errors
-    assert Checkpoints(tmp_path / "run/checkpoints").newest_good(9) == [6]
+    assert Checkpoints(tmp_path / "run/checkpoints").newest_good(9) == {"parameter": [6], "batch": []}[plant]
 
 
 def train_with_a_difference(plant, directory, *join):
     """What each of the two processes does in the test above."""
     compile_step = loop.compile_step
 
-    def planted(*arguments):
-        compiled, count = compile_step(*arguments), 0
+    def planted(experiment, state):
+        compiled, count = compile_step(experiment, state), 0
+        if plant == "batch" and not sharding.is_main():
+            plan = experiment.batches.plan
+            experiment.batches.plan = lambda epoch: plan(epoch + 1)
 
         def take_step(state, batch):
             nonlocal count
             count += 1
-            if count == 8 and not sharding.is_main():
-                if plant == "batch":
-                    batch["targets"][0, 0] ^= 2
-                else:
-                    table = state.params["embedding"]
-                    table["table"] = flipped(table["table"])
+            if plant == "parameter" and count == 8 and not sharding.is_main():
+                table = state.params["embedding"]
+                table["table"] = flipped(table["table"])
             return compiled.take_step(state, batch)
 
         return compiled._replace(take_step=take_step)

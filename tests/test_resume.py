@@ -35,7 +35,7 @@ def weights(run, step):
 
 def losses(run):
     records = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
-    return [(r["step"], r["loss"], r["nll"], r["batches_crc32"]) for r in records if "loss" in r]
+    return [(r["step"], r["loss"], r["nll"], r["batches_checksum"]) for r in records if "loss" in r]
 
 
 def assert_same_run(one, other, step):

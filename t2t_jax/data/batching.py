@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 
 import grain
 import numpy as np
@@ -16,6 +17,7 @@ from t2t_jax.errors import DamagedError
 
 Batch = dict[str, np.ndarray]
 
+_MIXERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 _CHUNK = 1 << 20  # pairs per indexing operation, because NumPy copies every index array to int64
 
 
@@ -68,22 +70,40 @@ class Batches:
         epoch, index = divmod(step, self.per_epoch)
         return self.buckets[self.plan(epoch).buckets[index]]
 
+    def pairs(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The indices of the pairs in batch `step` and the row of each; rows ascend."""
+        epoch, index = divmod(step, self.per_epoch)
+        return self.plan(epoch).batch(index)
+
+    def lengths(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The source lengths and the target lengths of these pairs, without reading them."""
+        return self._sources.lengths_of(pairs), self._targets.lengths_of(pairs)
+
     def __getitem__(self, step: int) -> Batch:
         """`inputs` [rows, source_length] and `targets` [rows, target_length], int32, padded with 0.
 
         Packed rows also have `input_segments` and `target_segments` of the same shapes: the pairs of each row are
         numbered from 1, padding is 0.
         """
-        epoch, index = divmod(step, self.per_epoch)
-        pairs, rows = self.plan(epoch).batch(index)
+        return self.read(step, slice(self.bucket(step).rows))
+
+    def read(self, step: int, rows: slice) -> Batch:
+        """Batch `step`, of which only these rows are read; the others are padding."""
+        pairs, row_of_pair = self.pairs(step)
+        own = slice(*np.searchsorted(row_of_pair, [rows.start or 0, rows.stop]))
+        pairs, row_of_pair = pairs[own], row_of_pair[own]
         batch = empty_batch(self.bucket(step))
-        for side, sentences in (("input", self._sources), ("target", self._targets)):
-            _write(batch, side, [sentences[pair] for pair in pairs.tolist()], rows)
+        if len(pairs):
+            for side, sentences in (("input", self._sources), ("target", self._targets)):
+                _write(batch, side, [sentences[pair] for pair in pairs.tolist()], row_of_pair)
         return batch
 
-    def iterate(self, first: int, last: int) -> Iterator[Batch]:
-        """Batches of steps `first` to `last` − 1, prefetched in the background by Grain."""
-        source = _Steps(self, first, last)
+    def iterate(self, first: int, last: int, rows: Callable[[int], slice] = slice) -> Iterator[Batch]:
+        """Batches of steps `first` to `last` − 1, prefetched in the background by Grain.
+
+        Of each batch only `rows(number of its rows)` are read, by default all: those of the devices of this process.
+        """
+        source = _Steps(self, first, last, rows)
         options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
         return iter(grain.MapDataset.source(source).to_iter_dataset(options))
 
@@ -95,6 +115,7 @@ class _Steps:
     batches: Batches
     first: int
     last: int
+    rows: Callable[[int], slice]
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -102,7 +123,7 @@ class _Steps:
     def __getitem__(self, index: int) -> Batch:
         step = self.first + index
         try:
-            return self.batches[step]
+            return self.batches.read(step, self.rows(self.batches.bucket(step).rows))
         except Exception as error:  # raised in one of Grain's threads, it does not name the batch
             raise DamagedError(
                 f"data: the batch of step {step + 1} cannot be made ({type(error).__name__}: {error}); "
@@ -118,18 +139,21 @@ def empty_batch(bucket: Bucket) -> Batch:
     return {name: np.zeros((bucket.rows, length), np.int32) for name, length in lengths.items()}
 
 
-def pair_lengths(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """The source lengths and the target lengths of the pairs in a batch; zeros are padding."""
-    if "input_segments" not in batch:
-        return tuple(np.count_nonzero(batch[f"{side}s"], axis=1) for side in ("input", "target"))
-    rows = np.arange(len(batch["inputs"]))[:, None]
-    return tuple(_segment_lengths(batch[f"{side}_segments"], rows) for side in ("input", "target"))
+def checksum(step: int, batch: Batch) -> int:
+    """32 bits that depend on the step and on each token and its place.
 
-
-def _segment_lengths(segments: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The number of positions of each segment of each row."""
-    highest = segments.max() + 1
-    return np.bincount((rows * highest + segments)[segments > 0], minlength=len(rows) * highest)
+    The checksums of a batch's rows, the others being padding, add up to that of the batch, modulo 2³².
+    """
+    total = 0
+    for name in sorted(batch):
+        ids = batch[name].ravel()
+        where = np.flatnonzero(ids)
+        seed = zlib.crc32(f"{name} {step}".encode()) << 32
+        x = (where.astype(np.uint64) + np.uint64(seed)) * _MIXERS[0] ^ ids[where].astype(np.uint64)
+        for multiplier in _MIXERS:  # a hash by shifts and multiplications with odd numbers, as in splitmix64
+            x = (x ^ (x >> np.uint64(31))) * multiplier
+        total += int((x >> np.uint64(32)).sum())
+    return total % 2**32
 
 
 def _write(batch: Batch, side: str, sentences: list[np.ndarray], rows: np.ndarray) -> None:

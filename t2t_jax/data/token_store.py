@@ -49,6 +49,10 @@ class Sentences:
         start = self._ends[index - 1] if index else 0
         return self._ids[start : self._ends[index]]
 
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """The number of subwords of each of these sentences, EOS included."""
+        return self._ends[indices] - np.where(indices > 0, self._ends[np.maximum(indices, 1) - 1], 0)
+
     def lengths(self) -> np.ndarray:
         """The number of subwords of every sentence, EOS included."""
         found, start = np.empty(len(self._ends), np.int32), 0

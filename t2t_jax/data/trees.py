@@ -300,5 +300,5 @@ def _without_depths(tree: Tree) -> Tree:
     """The tree with labels like NP for 3:NP."""
     if tree.word is not None:
         return tree
-    label = tree.label if tree.label == ROOT else tree.label.partition(":")[2]
+    label = re.sub("^[0-9]+:", "", tree.label)
     return dataclasses.replace(tree, label=label, children=tuple(map(_without_depths, tree.children)))

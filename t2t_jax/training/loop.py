@@ -1,6 +1,7 @@
 """§5: training: for each step a batch, an update and a log entry; evaluations and checkpoints on their schedules."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,6 @@ from ml_collections import ConfigDict
 
 from t2t_jax import sharding, signals
 from t2t_jax.checkpoints import CheckpointWriter
-from t2t_jax.data.batching import pair_lengths
 from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import evaluate
 from t2t_jax.files import is_url
@@ -70,11 +70,14 @@ def train_in(
         raise InputError(f"train.train_steps={train_steps}, but {run.path} has been trained for {step}; raise it")
     profiler = Profiler(run, profile_steps, step, train_steps)
     watchdog = Watchdog(config.machine.hang_timeout_minutes)
+    batches = iter(())
     if step < train_steps:
-        take_step = compile_step(experiment, state).take_step
+        take_step, microbatches, *_ = compile_step(experiment, state)
+        own_rows = functools.partial(sharding.rows_of_process, mesh, multiple=microbatches)
+        batches = experiment.batches.iterate(step, train_steps, own_rows)
         if config.machine.engine == "pmap":  # which compiles when a batch shape first comes
             take_step = watchdog.paused()(take_step)
-    check_state(state, mesh, {"step": step, "batches": saved.get("batches_crc32", 0)})
+    check_state(state, mesh, {"step": step, "batches": saved.get("pairs_crc32", 0)})
     # Nothing was written before this.
     run.begin(config.to_dict(), experiment.store.vocabularies.files, step, saved.get("logged_step", 0))
 
@@ -87,11 +90,13 @@ def train_in(
     save_minutes = every(minutes=config.checkpoint.interval_minutes)
     flags = sharding.FlagReducer(mesh, delay=IN_FLIGHT)
     with signals.deferred(say) as stopped, contextlib.closing(progress), engine.out_of_memory(), watchdog:
-        for batch in progress.waiting_for(experiment.batches.iterate(step, train_steps)):
+        for batch in progress.waiting_for(batches):
             profiler.before(step + 1)
             state, metrics = take_step(state, batch)
+            pairs, _ = experiment.batches.pairs(step)
             step += 1
-            progress.add(step, metrics, batch, training_flops(experiment.model.config, *pair_lengths(batch)))
+            flops = training_flops(experiment.model.config, *experiment.batches.lengths(pairs))
+            progress.add(step, metrics, batch, pairs, flops)
             profiler.after(step, progress)
             # All processes follow the clock of the main one; a signal may come to any of them.
             save_now, stop = flags.reduce(sharding.is_main() and save_minutes(step), stopped())
@@ -125,7 +130,7 @@ def save(
     """A checkpoint, once all processes and devices agree on what it holds."""
     with progress.phase("save"):
         totals = progress.totals()
-        check_state(state, experiment.mesh, {"step": step, "batches": totals["batches_crc32"]})
+        check_state(state, experiment.mesh, {"step": step, "batches": totals["pairs_crc32"]})
         checkpoints.save(step, state.params, state.optimizer, experiment.lineage | {"progress": totals})
         run.note_saved(step)
 

@@ -13,6 +13,8 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
+from t2t_jax import sharding
+from t2t_jax.data.batching import checksum
 from t2t_jax.errors import DamagedError
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.train_step import Metrics
@@ -59,15 +61,16 @@ class Progress:
         self._pending = collections.deque()
         self._since_log = collections.Counter(saved.get("since_log"))
         self.tokens, self.seconds, self.flops = (saved.get(name, 0.0) for name in ("tokens", "seconds", "flops"))
-        self.skipped, self.batches_crc32 = (saved.get(name, 0) for name in ("skipped", "batches_crc32"))
+        self.skipped, self._pairs_crc32 = (saved.get(name, 0) for name in ("skipped", "pairs_crc32"))
+        self._checksum, self._checksum_of_own_rows = saved.get("batches_checksum", 0), 0
         self._skipped_in_a_row, self._logged_step = 0, saved.get("logged_step", 0)
         self._clock = time.monotonic()
 
     def totals(self) -> dict[str, Any]:
         """What a resumed run needs, to log what an uninterrupted one would have logged."""
         totals = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
-        totals |= {"skipped": self.skipped, "batches_crc32": self.batches_crc32, "logged_step": self._logged_step}
-        return totals | {"since_log": dict(self._since_log)}
+        totals |= {"skipped": self.skipped, "logged_step": self._logged_step, "since_log": dict(self._since_log)}
+        return totals | {"batches_checksum": self.batches_checksum(), "pairs_crc32": self._pairs_crc32}
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -96,17 +99,25 @@ class Progress:
             self.seconds += now - self._clock
         self._clock = now
 
-    def add(self, step: int, metrics: Metrics, batch: dict[str, np.ndarray], flops: float) -> None:
-        """Adds a step: its metrics, its batch as it was on the host, the floating-point operations of its tokens."""
+    def add(self, step: int, metrics: Metrics, batch: dict[str, np.ndarray], pairs: np.ndarray, flops: float) -> None:
+        """Adds a step: its metrics, its batch with the rows that this process has read, and of the whole batch the
+        indices of its pairs and the floating-point operations.
+        """
         self._pending.append((step, metrics, batch["targets"].size, flops))
-        for name in sorted(batch):  # a checksum of all batches since step 0, in order
-            self.batches_crc32 = zlib.crc32(np.ascontiguousarray(batch[name]), self.batches_crc32)
+        self._checksum_of_own_rows += checksum(step, batch)
+        self._pairs_crc32 = zlib.crc32(np.ascontiguousarray(pairs), self._pairs_crc32)  # the same in all processes
         while len(self._pending) > IN_FLIGHT:
             self._take()
         if step % self._log_interval == 0:
             self.flush()
             self._log(step)
         self._bar.update()
+
+    def batches_checksum(self) -> int:
+        """The sum of the checksums of all batches since step 0; all processes must call this together."""
+        self._checksum += sum(sharding.gather(self._checksum_of_own_rows))
+        self._checksum_of_own_rows = 0
+        return self._checksum % 2**32
 
     def flush(self) -> None:
         """Waits for the metrics of every step so far."""
@@ -157,7 +168,7 @@ class Progress:
             "learning_rate": float(self._schedule(step - 1)),
             "target_tokens_per_second": sums["tokens"] / training,
             "padding": 1 - sums["tokens"] / sums["positions"],
-            "batches_crc32": self.batches_crc32,
+            "batches_checksum": self.batches_checksum(),
             **seconds,
         }
         if self._skip_nonfinite:

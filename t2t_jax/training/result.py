@@ -38,7 +38,7 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
         "training_seconds": round(progress.seconds, 1),
         "training_flops": progress.flops,
         "skipped_steps": progress.skipped,
-        "batches_crc32": progress.batches_crc32,
+        "batches_checksum": progress.batches_checksum(),
         "evaluation_dtype": config.evaluate.dtype,
         "target_tokens_per_second": round(progress.tokens / progress.seconds, 1),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -1,10 +1,12 @@
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.data import batching
-from t2t_jax.data.batching import Batches, pair_lengths
+from t2t_jax.data.batching import Batches, checksum, empty_batch
 from t2t_jax.data.bucketing import Bucket, Rectangle, partition, smallest_shapes, split_lengths
 from t2t_jax.data.packing import pack
 from t2t_jax.data.token_store import Sentences
@@ -84,8 +86,36 @@ def test_every_pair_is_packed_once_per_epoch_and_never_split(lengths, budget, se
 def test_pair_lengths_are_those_of_the_pairs_of_a_batch(packing):
     lengths = [(3, 2), (5, 7), (1, 1), (2, 9), (4, 4), (6, 3)]
     batches = batches_of(lengths, 40, 2, 0, packing)
-    found = [pair for step in range(batches.per_epoch) for pair in zip(*pair_lengths(batches[step]), strict=True)]
-    assert sorted(pair for pair in found if any(pair)) == sorted(lengths)
+    found = [
+        pair for step in range(batches.per_epoch) for pair in zip(*batches.lengths(batches.pairs(step)[0]), strict=True)
+    ]
+    assert sorted(found) == sorted(lengths)
+
+
+@all_layouts
+@given(st.data())
+def test_the_rows_of_any_number_of_processes_make_the_batch_and_its_checksum(packing, data):
+    lengths = data.draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=40))
+    batches = batches_of(lengths, 40, 2, 0, packing)
+    step = data.draw(st.integers(0, 2 * batches.per_epoch - 1))
+    whole, rows = batches[step], batches.bucket(step).rows
+    bounds = sorted(data.draw(st.lists(st.integers(0, rows), max_size=3)))
+    parts = [batches.read(step, slice(*ends)) for ends in itertools.pairwise([0, *bounds, rows])]
+    for name, array in whole.items():
+        np.testing.assert_array_equal(sum(part[name] for part in parts), array)
+    assert sum(checksum(step, part) for part in parts) % 2**32 == checksum(step, whole)
+
+
+def test_a_checksum_depends_on_the_step_and_on_each_token_and_its_place():
+    batch = {"inputs": np.array([[5, 6, 0], [7, 0, 0]]), "targets": np.array([[5, 0], [8, 9]])}
+    changed = [{**batch, "inputs": np.array(ids)} for ids in (
+        [[5, 6, 0], [7, 1, 0]], [[6, 5, 0], [7, 0, 0]], [[7, 0, 0], [5, 6, 0]], [[5, 0, 6], [7, 0, 0]],
+        [[5, 6, 0], [0, 7, 0]],
+    )]  # fmt: skip
+    swapped = {"inputs": batch["targets"], "targets": batch["inputs"]}
+    found = [checksum(0, x) for x in (batch, *changed, swapped)] + [checksum(1, batch), 0]
+    assert len(set(found)) == len(found) and all(0 <= x < 2**32 for x in found)
+    assert checksum(0, empty_batch(Bucket(3, 2, 2))) == 0
 
 
 def test_a_packed_row_by_hand():
@@ -178,7 +208,9 @@ def test_epochs_differ_in_order_and_in_batches(packing):
     assert len(set(epochs[0]) & set(epochs[1])) < 5
     shapes = [[batches.bucket(e * batches.per_epoch + s) for s in range(batches.per_epoch)] for e in (0, 1)]
     assert packing == 1 or shapes[0] != shapes[1], "buckets come in the same order in both epochs"
-    lengths = [sorted(zip(*pair_lengths(batches[epoch * batches.per_epoch]), strict=True)) for epoch in (0, 1)]
+    lengths = [
+        sorted(zip(*batches.lengths(batches.pairs(epoch * batches.per_epoch)[0]), strict=True)) for epoch in (0, 1)
+    ]
     assert lengths[0] != lengths[1], "the first batch has pairs of the same lengths in both epochs"
 
 

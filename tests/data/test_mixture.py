@@ -87,7 +87,7 @@ def test_a_run_with_weights_resumes_with_the_same_weights_only(tmp_path):
     with pytest.raises(InputError, match="data"):
         train(mixed(tmp_path, (":0.5", ":1"), train__train_steps=12), str(tmp_path / "parts"))
     parts = train(mixed(tmp_path, (":0.5", ":2"), train__train_steps=12), str(tmp_path / "parts"))
-    assert parts["batches_crc32"] == whole["batches_crc32"] and parts["test"] == whole["test"]
+    assert parts["batches_checksum"] == whole["batches_checksum"] and parts["test"] == whole["test"]
 
 
 @pytest.mark.parametrize("shapes", [1, 2])

@@ -1,6 +1,7 @@
 """Trees as text and as tokens, and the trees that any sequence of tokens is turned into."""
 
 import gzip
+import re
 
 import pytest
 from hypothesis import given
@@ -9,11 +10,15 @@ from hypothesis import strategies as st
 from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.treebanks import TREEBANKS, read_pairs
 from t2t_jax.data.trees import (
+    DEPTHS,
     NUMBERS,
     REPAIRS,
     Tree,
     bracketed,
+    depth_of,
     linearize,
+    nested_output_tree,
+    nested_text,
     numbered_text,
     numbered_words,
     output_tree,
@@ -62,6 +67,26 @@ def test_both_sides_number_the_words_and_begin_again_after_the_last_number():
 def test_numbers_of_words_change_nothing_about_the_tree(tree):
     numbered = numbered_text(bracketed(tree)).split()
     assert rebuild(numbered, words(tree)) == rebuild(linearize(tree, tags=True), words(tree))
+
+
+def test_brackets_have_their_depth_which_begins_again_after_the_last_one():
+    assert nested_text(SENTENCE) == "(1:S (2:NP #0 PRP )2:NP (2:VP #1 VBP )2:VP #2 . )1:S"
+    depths = [depth_of(token) for token in ("(3:NP", ")15:S", "(NP", ")NP:3", "#3", ":", "3:NP")]
+    assert depths == [3, 15, None, None, None, None, None]
+    deep = "(X " * (DEPTHS + 1) + "(NN w)" + ")" * (DEPTHS + 1)
+    assert nested_text(f"(TOP {deep})").split()[DEPTHS - 2 : DEPTHS + 2] == ["(15:X", "(0:X", "(1:X", "#0"]
+
+
+@given(roots)
+def test_depths_of_brackets_change_nothing_about_the_tree(tree):
+    sentence, text = " ".join(words(tree)), bracketed(tree)
+    assert nested_output_tree(sentence, nested_text(text)) == output_tree(sentence, tagged_text(text)) == (text, {})
+
+
+@given(st.lists(st.sampled_from(["(1:S", "(2:NP", ")1:S", ")2:NP", ")3:NP", "(S", "(", "XX"]), max_size=20))
+def test_no_depth_stays_in_a_repaired_tree(tokens):
+    tree, _ = nested_output_tree("a b c", " ".join(tokens))
+    assert words(parse(tree)) == ["a", "b", "c"] and set(re.findall(r"\((\S+)", tree)) <= {"TOP", "S", "NP", "XX"}
 
 
 @given(roots)

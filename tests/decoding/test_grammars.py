@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.data.task import TASKS
-from t2t_jax.data.trees import DEEPEST, rebuild
+from t2t_jax.data.trees import DEEPEST, DEPTHS, depth_of, rebuild
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.grammars import tree_grammar
@@ -22,6 +22,7 @@ from t2t_jax.errors import InputError
 PIECES = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", "▁(B", "▁)B", "▁(ODD")  # (ODD has no closing bracket
 EOS, XX = 1, 3
 GRAMMAR = tree_grammar(PIECES)
+NESTED = ("<pad>", "</s>", "<unk>", "▁XX", "▁(1:A", "▁)1:A", "▁(2:A", "▁)2:A")
 NUMBERED = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", "▁#0", "▁#1", "▁#2", "▁#3")
 
 
@@ -29,14 +30,26 @@ def is_tree(ids, num_words, pieces=PIECES):
     """Whether `rebuild` makes a tree of these ids, EOS last, without a repair; each leaf follows its number, if any."""
     *tokens, last = ids
     symbols = [pieces[i].removeprefix("▁") for i in tokens]
-    leaves = [symbol for symbol in symbols if symbol not in ["(A", ")A", "(B", ")B", "(ODD"]]
+    leaves = [symbol for symbol in symbols if not symbol.startswith(("(", ")"))]
     numbered = [x for number in range(num_words) for x in (f"#{number}", "XX")]
     follows = all(after == "XX" for before, after in itertools.pairwise(symbols) if before.startswith("#"))
     return (
         last == EOS
         and not rebuild(symbols, ["w"] * num_words)[1]
-        and (pieces is PIECES or (leaves == numbered and follows))
+        and (pieces is not NUMBERED or (leaves == numbered and follows))
+        and has_right_depths(symbols)
     )
+
+
+def has_right_depths(symbols):
+    """Whether each bracket that has a depth stands in as many constituents, its own included."""
+    depth = 0
+    for symbol in symbols:
+        depth += symbol.startswith("(")
+        if depth_of(symbol) not in (None, depth):
+            return False
+        depth -= symbol.startswith(")")
+    return True
 
 
 def allowed_after(prefixes, num_words, limit, pieces=PIECES):
@@ -54,7 +67,8 @@ def allowed_after(prefixes, num_words, limit, pieces=PIECES):
 @pytest.mark.parametrize(
     ("pieces", "num_words", "limit"),
     [(PIECES, 1, 6), (PIECES, 2, 6), (PIECES, 3, 5), (PIECES, 3, 4), (PIECES, 2, 3),
-     (NUMBERED, 1, 7), (NUMBERED, 2, 7), (NUMBERED, 3, 7)],
+     (NUMBERED, 1, 7), (NUMBERED, 2, 7), (NUMBERED, 3, 7),
+     (NESTED, 1, 7), (NESTED, 2, 8), (NESTED, 3, 8)],
 )  # fmt: skip
 def test_allowed_are_exactly_the_tokens_that_can_still_become_a_tree_within_the_limit(pieces, num_words, limit):
     """Against the definition, by enumeration of all sequences."""
@@ -77,6 +91,16 @@ def test_constituents_are_not_nested_deeper_than_a_tree_may_be():
     limit = 2 * DEEPEST + 10
     assert allowed_after([[4] * (DEEPEST - 1)], 1, limit) == [{XX, 4, 6}]
     assert allowed_after([[4] * DEEPEST], 1, limit) == [{XX}]
+
+
+def test_depths_begin_again_after_the_last_one():
+    pieces = ("<pad>", "</s>", "<unk>", "▁XX", *(f"▁{bracket}{depth}:A" for depth in range(DEPTHS) for bracket in "()"))
+    opened = [pieces.index(f"▁({(depth + 1) % DEPTHS}:A") for depth in range(DEPTHS + 1)]
+    for count in (1, DEPTHS - 1, DEPTHS, DEPTHS + 1):
+        closing = pieces.index(f"▁){count % DEPTHS}:A")
+        opening = pieces.index(f"▁({(count + 1) % DEPTHS}:A")
+        assert allowed_after([opened[:count]], 1, 60, pieces) == [{XX, opening}]
+        assert allowed_after([[*opened[:count], XX]], 1, 60, pieces) == [{closing}]
 
 
 @functools.partial(jax.jit, static_argnames=("width", "constraint"))
