@@ -67,17 +67,18 @@ _PARSING = Task(
     target_symbols=True,
 )
 
-_PARSING_WITH_NUMBERS = dataclasses.replace(
-    _PARSING, preprocess_source=trees.numbered_words, preprocess_target=trees.numbered_text
-)
-
 TASKS: dict[str, Task] = {
     "translation": Task(CORPORA, metric="bleu"),
     "parsing": _PARSING,
     "parsing_with_tags": dataclasses.replace(_PARSING, preprocess_target=trees.tagged_text),
-    "parsing_with_numbers": _PARSING_WITH_NUMBERS,
+    "parsing_with_numbers": dataclasses.replace(
+        _PARSING, preprocess_source=trees.numbered_words, preprocess_target=trees.numbered_text
+    ),
     "parsing_with_depths": dataclasses.replace(
-        _PARSING_WITH_NUMBERS, preprocess_target=trees.nested_text, postprocess_output=trees.nested_output_tree
+        _PARSING,
+        preprocess_source=trees.hashed_words,
+        preprocess_target=trees.nested_text,
+        postprocess_output=trees.nested_output_tree,
     ),
 }
 

@@ -12,15 +12,17 @@ Words may be numbered on both sides, so that a decoder need not count them to kn
 
     #0 I #1 sleep #2 .   →   (S (NP #0 PRP )NP (VP #1 VBP )VP #2 . )S
 
-Brackets may have their depth too, so that it need not count those that are open:
+Brackets may have their depth too, so that it need not count those that are open. The numbers then begin anywhere, at a
+hash of the sentence: all are equally frequent, where the high ones would only be in long sentences otherwise.
 
-    #0 I #1 sleep #2 .   →   (1:S (2:NP #0 PRP )2:NP (2:VP #1 VBP )2:VP #2 . )1:S
+    #61 I #62 sleep #63 .   →   (1:S (2:NP #61 PRP )2:NP (2:VP #62 VBP )2:VP #63 . )1:S
 """
 
 import collections
 import dataclasses
 import itertools
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2t_jax.data.corpora import one_line
@@ -235,17 +237,19 @@ def tagged_text(tree: str) -> str:
 
 def numbered_text(tree: str) -> str:
     """`tagged_text` with the number of each word before its tag (`Task.preprocess_target`)."""
-    numbers = _numbers()
-    return " ".join(
-        token if token.startswith(("(", ")")) else f"{next(numbers)} {token}"
-        for token in linearize(parse(tree), tags=True)
-    )
+    return " ".join(_numbered(parse(tree), _numbers()))
+
+
+def _numbered(tree: Tree, numbers: Iterator[str]) -> list[str]:
+    tokens = linearize(tree, tags=True)
+    parts = [[token] if token.startswith(("(", ")")) else [next(numbers), token] for token in tokens]
+    return list(itertools.chain.from_iterable(parts))
 
 
 def nested_text(tree: str) -> str:
-    """`numbered_text` with the depth of each bracket before its label (`Task.preprocess_target`)."""
-    tokens, depth = [], 0
-    for token in numbered_text(tree).split(" "):
+    """`numbered_text` with hashed numbers and the depth of each bracket before its label (`Task.preprocess_target`)."""
+    tokens, depth, parsed = [], 0, parse(tree)
+    for token in _numbered(parsed, _hashed_numbers(words(parsed))):
         depth += token.startswith("(")
         tokens.append(f"{token[0]}{depth % DEPTHS}:{token[1:]}" if token.startswith(("(", ")")) else token)
         depth -= token.startswith(")")
@@ -259,12 +263,27 @@ def source_text(sentence: str) -> str:
 
 def numbered_words(sentence: str) -> str:
     """`source_text` with the number of each word before it (`Task.preprocess_source`)."""
-    return " ".join(f"{number} {_typed(word)}" for number, word in zip(_numbers(), words_of(sentence), strict=False))
+    return _with_numbers(words_of(sentence), _numbers())
 
 
-def _numbers() -> Iterator[str]:
-    """#0, #1, …, #63, #0, …"""
-    return itertools.cycle(f"#{number}" for number in range(NUMBERS))
+def hashed_words(sentence: str) -> str:
+    """`numbered_words` whose numbers begin at a hash of the sentence (`Task.preprocess_source`)."""
+    found = words_of(sentence)
+    return _with_numbers(found, _hashed_numbers(list(map(_typed, found))))
+
+
+def _with_numbers(found: list[str], numbers: Iterator[str]) -> str:
+    return " ".join(f"{number} {_typed(word)}" for number, word in zip(numbers, found, strict=False))
+
+
+def _numbers(first: int = 0) -> Iterator[str]:
+    """#0, #1, …, #63, #0, …, or from another number on."""
+    return itertools.islice(itertools.cycle(f"#{number}" for number in range(NUMBERS)), first, None)
+
+
+def _hashed_numbers(found: Sequence[str]) -> Iterator[str]:
+    """The numbers of these words, as a person types them, from a hash of them on."""
+    return _numbers(zlib.crc32(" ".join(found).encode()) % NUMBERS)
 
 
 def number_of(token: str) -> int | None:

@@ -54,15 +54,16 @@ def tree_grammar(pieces: tuple[str, ...]) -> Constraint:
         tokens: Int[Array, "B W T"],
         lengths: Int[Array, " B"],
         max_lengths: Int[Array, " B"],
-        features: Int[Array, "B 1"],
+        features: Int[Array, "B 2"],
     ) -> Float[Array, "B W vocab"]:
         is_token = jnp.arange(tokens.shape[2])[None, None] < lengths[:, None, None]
         token_kinds = jnp.where(is_token, jnp.asarray(kinds)[tokens], _FORBIDDEN)
         innermost, depth = _innermost(tokens, token_kinds)
         leaves = (token_kinds == _LEAF).sum(axis=2)  # [B, W]
-        missing, last = features - leaves, _last(token_kinds, lengths)
+        words, first_number = features[:, :1], features[:, 1:]
+        missing, last = words - leaves, _last(token_kinds, lengths)
         is_numbered = last == _NUMBER  # only the leaf may follow
-        number = jnp.where((missing > 0) & ~is_numbered, jnp.asarray(number_ids)[leaves % NUMBERS], -1)
+        number = jnp.where((missing > 0) & ~is_numbered, jnp.asarray(number_ids)[(first_number + leaves) % NUMBERS], -1)
         # How many tokens the limit leaves besides the next one, the missing leaves and closing brackets, and EOS.
         spare = (max_lengths - lengths - 1)[:, None] - (tokens_per_word * missing + depth + 1)
         may_open = (missing > 0) & (depth < DEEPEST) & (spare > 0) & ~is_numbered
@@ -79,7 +80,10 @@ def tree_grammar(pieces: tuple[str, ...]) -> Constraint:
         )
         return jnp.where(is_allowed, log_probs, -jnp.inf)
 
-    count_words = lambda source: [len(words_of(source)) // tokens_per_word]
+    def count_words(source):
+        tokens = words_of(source)
+        return len(tokens) // tokens_per_word, (number_of(tokens[0]) or 0) % NUMBERS if tokens else 0
+
     return Constraint(process, largest_bonus=0.0, features=count_words)
 
 
