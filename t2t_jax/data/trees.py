@@ -15,7 +15,7 @@ Words may be numbered on both sides, so that a decoder need not count them to kn
 Brackets may have their depth too, so that it need not count those that are open. The numbers then begin anywhere, at a
 hash of the sentence: all are equally frequent, where the high ones would only be in long sentences otherwise.
 
-    #61 I #62 sleep #63 .   →   (1:S (2:NP #61 PRP )2:NP (2:VP #62 VBP )2:VP #63 . )1:S
+    #2 I #3 sleep #4 .   →   (1:S (2:NP #2 PRP )2:NP (2:VP #3 VBP )2:VP #4 . )1:S
 """
 
 import collections
