@@ -12,17 +12,16 @@ Words may be numbered on both sides, so that a decoder need not count them to kn
 
     #0 I #1 sleep #2 .   →   (S (NP #0 PRP )NP (VP #1 VBP )VP #2 . )S
 
-Brackets may have their depth too, so that it need not count those that are open. The numbers then begin anywhere, at a
-hash of the sentence: all are equally frequent, where the high ones would only be in long sentences otherwise.
+Brackets may have their depth too, so that it need not count those that are open. Both then go round in circles of 16, so
+that each is frequent in training, where a high number would be in long sentences alone:
 
-    #2 I #3 sleep #4 .   →   (1:S (2:NP #2 PRP )2:NP (2:VP #3 VBP )2:VP #4 . )1:S
+    #0 I #1 sleep #2 .   →   (1:S (2:NP #0 PRP )2:NP (2:VP #1 VBP )2:VP #2 . )1:S
 """
 
 import collections
 import dataclasses
 import itertools
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2t_jax.data.corpora import one_line
@@ -33,7 +32,7 @@ _ROOTS = ("", "TOP", "ROOT", "S1")  # what treebanks call the root
 _TRACE = "-NONE-"  # the tag of traces and other empty elements
 DEEPEST = 198  # nested constituents below the root; the deepest tree of the Penn Treebank has fewer than 50
 NUMBERS = 64  # numbers of words; the 65th word is #0 again, so that sentences may have any length
-DEPTHS = 16  # depths of brackets; a bracket nested in 16 others is at depth 1 again, so that trees may be of any depth
+CIRCLE = 16  # the same of depths of brackets, and of numbers of words beside them
 UNKNOWN_TOKEN = "⁇"  # SentencePiece's text of the unknown piece
 _TOKEN = re.compile(r"[()]|[^\s()]+", flags=re.ASCII)
 _NUMBER = re.compile("#([0-9]+)")
@@ -237,21 +236,21 @@ def tagged_text(tree: str) -> str:
 
 def numbered_text(tree: str) -> str:
     """`tagged_text` with the number of each word before its tag (`Task.preprocess_target`)."""
-    return " ".join(_numbered(parse(tree), _numbers()))
+    return " ".join(_numbered(tree, NUMBERS))
 
 
-def _numbered(tree: Tree, numbers: Iterator[str]) -> list[str]:
-    tokens = linearize(tree, tags=True)
+def _numbered(tree: str, circle: int) -> list[str]:
+    numbers, tokens = _numbers(circle), linearize(parse(tree), tags=True)
     parts = [[token] if token.startswith(("(", ")")) else [next(numbers), token] for token in tokens]
     return list(itertools.chain.from_iterable(parts))
 
 
 def nested_text(tree: str) -> str:
-    """`numbered_text` with hashed numbers and the depth of each bracket before its label (`Task.preprocess_target`)."""
-    tokens, depth, parsed = [], 0, parse(tree)
-    for token in _numbered(parsed, _hashed_numbers(words(parsed))):
+    """`tagged_text` with numbers of words and the depth of each bracket before its label (`Task.preprocess_target`)."""
+    tokens, depth = [], 0
+    for token in _numbered(tree, CIRCLE):
         depth += token.startswith("(")
-        tokens.append(f"{token[0]}{depth % DEPTHS}:{token[1:]}" if token.startswith(("(", ")")) else token)
+        tokens.append(f"{token[0]}{depth % CIRCLE}:{token[1:]}" if token.startswith(("(", ")")) else token)
         depth -= token.startswith(")")
     return " ".join(tokens)
 
@@ -263,27 +262,23 @@ def source_text(sentence: str) -> str:
 
 def numbered_words(sentence: str) -> str:
     """`source_text` with the number of each word before it (`Task.preprocess_source`)."""
-    return _with_numbers(words_of(sentence), _numbers())
+    return _with_numbers(sentence, NUMBERS)
 
 
-def hashed_words(sentence: str) -> str:
-    """`numbered_words` whose numbers begin at a hash of the sentence (`Task.preprocess_source`)."""
-    found = words_of(sentence)
-    return _with_numbers(found, _hashed_numbers(list(map(_typed, found))))
+def circled_words(sentence: str) -> str:
+    """`numbered_words` with the numbers of `nested_text` (`Task.preprocess_source`)."""
+    return _with_numbers(sentence, CIRCLE)
 
 
-def _with_numbers(found: list[str], numbers: Iterator[str]) -> str:
-    return " ".join(f"{number} {_typed(word)}" for number, word in zip(numbers, found, strict=False))
+def _with_numbers(sentence: str, circle: int) -> str:
+    return " ".join(
+        f"{number} {_typed(word)}" for number, word in zip(_numbers(circle), words_of(sentence), strict=False)
+    )
 
 
-def _numbers(first: int = 0) -> Iterator[str]:
-    """#0, #1, …, #63, #0, …, or from another number on."""
-    return itertools.islice(itertools.cycle(f"#{number}" for number in range(NUMBERS)), first, None)
-
-
-def _hashed_numbers(found: Sequence[str]) -> Iterator[str]:
-    """The numbers of these words, as a person types them, from a hash of them on."""
-    return _numbers(zlib.crc32(" ".join(found).encode()) % NUMBERS)
+def _numbers(circle: int) -> Iterator[str]:
+    """#0, #1, …, and #0 again after so many."""
+    return itertools.cycle(f"#{number}" for number in range(circle))
 
 
 def number_of(token: str) -> int | None:

@@ -2,9 +2,7 @@
 
 import gzip
 import re
-import zlib
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,17 +10,15 @@ from hypothesis import strategies as st
 from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.treebanks import TREEBANKS, read_pairs
 from t2t_jax.data.trees import (
-    DEPTHS,
+    CIRCLE,
     NUMBERS,
     REPAIRS,
     Tree,
     bracketed,
     depth_of,
-    hashed_words,
     linearize,
     nested_output_tree,
     nested_text,
-    number_of,
     numbered_text,
     numbered_words,
     output_tree,
@@ -74,33 +70,11 @@ def test_numbers_of_words_change_nothing_about_the_tree(tree):
 
 
 def test_brackets_have_their_depth_which_begins_again_after_the_last_one():
-    assert hashed_words("I sleep .") == "#2 I #3 sleep #4 ."
-    assert nested_text(SENTENCE) == "(1:S (2:NP #2 PRP )2:NP (2:VP #3 VBP )2:VP #4 . )1:S"
+    assert nested_text(SENTENCE) == "(1:S (2:NP #0 PRP )2:NP (2:VP #1 VBP )2:VP #2 . )1:S"
     depths = [depth_of(token) for token in ("(3:NP", ")15:S", "(NP", ")NP:3", "#3", ":", "3:NP")]
     assert depths == [3, 15, None, None, None, None, None]
-    first = zlib.crc32(b"w") % NUMBERS
-    deep = "(X " * (DEPTHS + 1) + "(NN w)" + ")" * (DEPTHS + 1)
-    assert nested_text(f"(TOP {deep})").split()[DEPTHS - 2 : DEPTHS + 2] == ["(15:X", "(0:X", "(1:X", f"#{first}"]
-
-
-@given(roots)
-def test_hashed_numbers_are_the_same_on_both_sides_and_follow_each_other(tree):
-    sentence = " ".join(words(tree))
-    source, target = hashed_words(sentence).split(), nested_text(bracketed(tree)).split()
-    numbers = source[::2]
-    assert numbers == [token for token in target if number_of(token) is not None]
-    assert source[1::2] == words(tree)
-    values = list(map(number_of, numbers))
-    assert values == [(values[0] + index) % NUMBERS for index in range(len(values))]
-
-
-def test_escaped_brackets_have_the_same_numbers():
-    assert hashed_words("-LRB- I -RRB-") == hashed_words("( I )")
-
-
-def test_hashed_numbers_are_equally_frequent():
-    counts = np.bincount([number_of(hashed_words(f"w{index}").split()[0]) for index in range(6400)], minlength=NUMBERS)
-    assert len(counts) == NUMBERS and counts.min() > 50 and counts.max() < 160
+    deep = "(X " * (CIRCLE + 1) + "(NN w)" + ")" * (CIRCLE + 1)
+    assert nested_text(f"(TOP {deep})").split()[CIRCLE - 2 : CIRCLE + 2] == ["(15:X", "(0:X", "(1:X", "#0"]
 
 
 @given(roots)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.data.task import TASKS
-from t2t_jax.data.trees import DEEPEST, DEPTHS, NUMBERS, depth_of, hashed_words, rebuild
+from t2t_jax.data.trees import CIRCLE, DEEPEST, depth_of, rebuild
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.grammars import tree_grammar
@@ -52,13 +52,13 @@ def has_right_depths(symbols):
     return True
 
 
-def allowed_after(prefixes, num_words, limit, pieces=PIECES, first=0):
-    """The tokens that the grammar allows after each of these prefixes of equal length; `first` is the first number."""
+def allowed_after(prefixes, num_words, limit, pieces=PIECES):
+    """The tokens that the grammar allows after each of these prefixes of equal length."""
     length = len(prefixes[0])
     tokens = np.zeros((1, len(prefixes), limit), np.int32)
     tokens[0, :, :length] = prefixes
     tokens[0, :, length:] = 4  # rubbish, which must be ignored
-    arguments = jnp.asarray(tokens), jnp.array([length]), jnp.array([limit]), jnp.array([[num_words, first]])
+    arguments = jnp.asarray(tokens), jnp.array([length]), jnp.array([limit]), jnp.array([[num_words]])
     found = np.asarray(tree_grammar(pieces)(jnp.zeros((1, len(prefixes), len(pieces))), *arguments))[0]
     assert set(np.unique(found)) <= {0.0, -np.inf}  # log-probabilities of allowed tokens do not change
     return [set(np.flatnonzero(row == 0).tolist()) for row in found]
@@ -93,30 +93,12 @@ def test_constituents_are_not_nested_deeper_than_a_tree_may_be():
     assert allowed_after([[4] * DEEPEST], 1, limit) == [{XX}]
 
 
-def test_numbers_begin_where_those_of_the_sentence_do_and_follow_each_other_in_a_circle():
-    pieces = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", *(f"▁#{number}" for number in range(NUMBERS)))
-    number = lambda index: pieces.index(f"▁#{index % NUMBERS}")
-    for first in (0, 5, NUMBERS - 1):
-        assert allowed_after([[4]], 2, 9, pieces, first) == [{4, number(first)}]
-        assert allowed_after([[4, number(first), XX]], 2, 9, pieces, first) == [{4, 5, number(first + 1)}]
-
-
-def test_the_grammar_reads_the_words_and_the_first_number_off_the_source():
-    for task, first in (
-        ("parsing_with_numbers", 0),
-        ("parsing_with_depths", int(hashed_words("I sleep").split()[0][1:])),
-    ):
-        source = TASKS[task].preprocess_source("I sleep")
-        assert tuple(tree_grammar(NUMBERED).features(source)) == (2, first)
-    assert tuple(GRAMMAR.features("I #3 sleep")) == (3, 0) and tuple(GRAMMAR.features("")) == (0, 0)
-
-
 def test_depths_begin_again_after_the_last_one():
-    pieces = ("<pad>", "</s>", "<unk>", "▁XX", *(f"▁{bracket}{depth}:A" for depth in range(DEPTHS) for bracket in "()"))
-    opened = [pieces.index(f"▁({(depth + 1) % DEPTHS}:A") for depth in range(DEPTHS + 1)]
-    for count in (1, DEPTHS - 1, DEPTHS, DEPTHS + 1):
-        closing = pieces.index(f"▁){count % DEPTHS}:A")
-        opening = pieces.index(f"▁({(count + 1) % DEPTHS}:A")
+    pieces = ("<pad>", "</s>", "<unk>", "▁XX", *(f"▁{bracket}{depth}:A" for depth in range(CIRCLE) for bracket in "()"))
+    opened = [pieces.index(f"▁({(depth + 1) % CIRCLE}:A") for depth in range(CIRCLE + 1)]
+    for count in (1, CIRCLE - 1, CIRCLE, CIRCLE + 1):
+        closing = pieces.index(f"▁){count % CIRCLE}:A")
+        opening = pieces.index(f"▁({(count + 1) % CIRCLE}:A")
         assert allowed_after([opened[:count]], 1, 60, pieces) == [{XX, opening}]
         assert allowed_after([[*opened[:count], XX]], 1, 60, pieces) == [{closing}]
 
@@ -131,8 +113,7 @@ def search(key, limits, num_words, width, constraint):
 
     options = SearchOptions(beam_size=width, n_best=width, constraint=constraint)
     cache = jnp.zeros((len(limits), width))
-    features = jnp.stack([num_words, jnp.zeros_like(num_words)], axis=1)
-    return beam_search(step, cache, limits, options, max_steps=32, features=features)
+    return beam_search(step, cache, limits, options, max_steps=32, features=num_words[:, None])
 
 
 @settings(max_examples=30, deadline=None)
