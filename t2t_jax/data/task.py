@@ -76,7 +76,7 @@ TASKS: dict[str, Task] = {
     ),
     "parsing_with_depths": dataclasses.replace(
         _PARSING,
-        preprocess_source=trees.circled_words,
+        preprocess_source=trees.cyclic_words,
         preprocess_target=trees.nested_text,
         postprocess_output=trees.nested_output_tree,
     ),

@@ -12,8 +12,8 @@ Words may be numbered on both sides, so that a decoder need not count them to kn
 
     #0 I #1 sleep #2 .   →   (S (NP #0 PRP )NP (VP #1 VBP )VP #2 . )S
 
-Brackets may have their depth too, so that it need not count those that are open. Both then go round in circles of 16, so
-that each is frequent in training, where a high number would be in long sentences alone:
+Brackets may have their depth too, so that it need not count those that are open. Numbers and depths then begin again
+after 16, so that each is frequent in training, where a high number would be in long sentences alone:
 
     #0 I #1 sleep #2 .   →   (1:S (2:NP #0 PRP )2:NP (2:VP #1 VBP )2:VP #2 . )1:S
 """
@@ -32,7 +32,7 @@ _ROOTS = ("", "TOP", "ROOT", "S1")  # what treebanks call the root
 _TRACE = "-NONE-"  # the tag of traces and other empty elements
 DEEPEST = 198  # nested constituents below the root; the deepest tree of the Penn Treebank has fewer than 50
 NUMBERS = 64  # numbers of words; the 65th word is #0 again, so that sentences may have any length
-CIRCLE = 16  # the same of depths of brackets, and of numbers of words beside them
+CYCLE = 16  # depths of brackets, and numbers of words where brackets have depths, begin again after so many
 UNKNOWN_TOKEN = "⁇"  # SentencePiece's text of the unknown piece
 _TOKEN = re.compile(r"[()]|[^\s()]+", flags=re.ASCII)
 _NUMBER = re.compile("#([0-9]+)")
@@ -239,8 +239,8 @@ def numbered_text(tree: str) -> str:
     return " ".join(_numbered(tree, NUMBERS))
 
 
-def _numbered(tree: str, circle: int) -> list[str]:
-    numbers, tokens = _numbers(circle), linearize(parse(tree), tags=True)
+def _numbered(tree: str, cycle: int) -> list[str]:
+    numbers, tokens = _numbers(cycle), linearize(parse(tree), tags=True)
     parts = [[token] if token.startswith(("(", ")")) else [next(numbers), token] for token in tokens]
     return list(itertools.chain.from_iterable(parts))
 
@@ -248,9 +248,9 @@ def _numbered(tree: str, circle: int) -> list[str]:
 def nested_text(tree: str) -> str:
     """`tagged_text` with numbers of words and the depth of each bracket before its label (`Task.preprocess_target`)."""
     tokens, depth = [], 0
-    for token in _numbered(tree, CIRCLE):
+    for token in _numbered(tree, CYCLE):
         depth += token.startswith("(")
-        tokens.append(f"{token[0]}{depth % CIRCLE}:{token[1:]}" if token.startswith(("(", ")")) else token)
+        tokens.append(f"{token[0]}{depth % CYCLE}:{token[1:]}" if token.startswith(("(", ")")) else token)
         depth -= token.startswith(")")
     return " ".join(tokens)
 
@@ -265,20 +265,20 @@ def numbered_words(sentence: str) -> str:
     return _with_numbers(sentence, NUMBERS)
 
 
-def circled_words(sentence: str) -> str:
+def cyclic_words(sentence: str) -> str:
     """`numbered_words` with the numbers of `nested_text` (`Task.preprocess_source`)."""
-    return _with_numbers(sentence, CIRCLE)
+    return _with_numbers(sentence, CYCLE)
 
 
-def _with_numbers(sentence: str, circle: int) -> str:
+def _with_numbers(sentence: str, cycle: int) -> str:
     return " ".join(
-        f"{number} {_typed(word)}" for number, word in zip(_numbers(circle), words_of(sentence), strict=False)
+        f"{number} {_typed(word)}" for number, word in zip(_numbers(cycle), words_of(sentence), strict=False)
     )
 
 
-def _numbers(circle: int) -> Iterator[str]:
+def _numbers(cycle: int) -> Iterator[str]:
     """#0, #1, …, and #0 again after so many."""
-    return itertools.cycle(f"#{number}" for number in range(circle))
+    return itertools.cycle(f"#{number}" for number in range(cycle))
 
 
 def number_of(token: str) -> int | None:

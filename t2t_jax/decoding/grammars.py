@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from t2t_jax.data.task import Task, Vocabularies
 from t2t_jax.data.tokenizer import EOS, PAD, SPACE, UNKNOWN
-from t2t_jax.data.trees import CIRCLE, DEEPEST, NUMBERS, depth_of, number_of, words_of
+from t2t_jax.data.trees import CYCLE, DEEPEST, NUMBERS, depth_of, number_of, words_of
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.errors import InputError
 
@@ -34,18 +34,18 @@ def tree_grammar(pieces: tuple[str, ...]) -> Constraint:
     closing_of = np.zeros(len(pieces), np.int32)  # of each opening bracket
     kinds = np.full(len(pieces), _FORBIDDEN, np.int8)
     opening_depths = np.full(len(pieces), -1, np.int32)  # -1: any
-    circle = CIRCLE if any(depth_of(symbol) is not None for symbol in symbols.values()) else NUMBERS
-    number_ids = np.full(circle, -1, np.int32)  # the token of each number
+    cycle = CYCLE if any(depth_of(symbol) is not None for symbol in symbols.values()) else NUMBERS
+    number_ids = np.full(cycle, -1, np.int32)  # the token of each number
     for id, symbol in symbols.items():
         if (number := number_of(symbol)) is not None:
-            kinds[id], number_ids[number % circle] = _NUMBER, id
+            kinds[id], number_ids[number % cycle] = _NUMBER, id
         elif not symbol.startswith(("(", ")")):
             kinds[id] = _LEAF
         elif symbol.startswith(")"):
             kinds[id] = _CLOSING
         elif symbol[1:] in closings:
             kinds[id], closing_of[id] = _OPENING, closings[symbol[1:]]
-            opening_depths[id] = -1 if (depth := depth_of(symbol)) is None else depth % CIRCLE
+            opening_depths[id] = -1 if (depth := depth_of(symbol)) is None else depth % CYCLE
     if _LEAF not in kinds:
         raise InputError("constrained: the target vocabulary has no symbol for a word, such as XX; train the run anew")
     tokens_per_word = 2 if _NUMBER in kinds else 1
@@ -63,14 +63,14 @@ def tree_grammar(pieces: tuple[str, ...]) -> Constraint:
         leaves = (token_kinds == _LEAF).sum(axis=2)  # [B, W]
         missing, last = features - leaves, _last(token_kinds, lengths)
         is_numbered = last == _NUMBER  # only the leaf may follow
-        number = jnp.where((missing > 0) & ~is_numbered, jnp.asarray(number_ids)[leaves % circle], -1)
+        number = jnp.where((missing > 0) & ~is_numbered, jnp.asarray(number_ids)[leaves % cycle], -1)
         # How many tokens the limit leaves besides the next one, the missing leaves and closing brackets, and EOS.
         spare = (max_lengths - lengths - 1)[:, None] - (tokens_per_word * missing + depth + 1)
         may_open = (missing > 0) & (depth < DEEPEST) & (spare > 0) & ~is_numbered
         closing = jnp.where((depth > 0) & (last != _OPENING) & ~is_numbered, jnp.asarray(closing_of)[innermost], -1)
         kind, ids = jnp.asarray(kinds)[None, None], jnp.arange(len(pieces))[None, None]  # [1, 1, vocab]
         opening_depth = jnp.asarray(opening_depths)[None, None]
-        is_at_depth = (opening_depth < 0) | (opening_depth == (depth + 1)[..., None] % CIRCLE)
+        is_at_depth = (opening_depth < 0) | (opening_depth == (depth + 1)[..., None] % CYCLE)
         is_allowed = (
             (kind == _LEAF) & ((missing > 0) & (number < 0))[..., None]
             | (ids == number[..., None])

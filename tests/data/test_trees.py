@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.treebanks import TREEBANKS, read_pairs
 from t2t_jax.data.trees import (
-    CIRCLE,
+    CYCLE,
     NUMBERS,
     REPAIRS,
     Tree,
     bracketed,
+    cyclic_words,
     depth_of,
     linearize,
     nested_output_tree,
@@ -73,8 +74,15 @@ def test_brackets_have_their_depth_which_begins_again_after_the_last_one():
     assert nested_text(SENTENCE) == "(1:S (2:NP #0 PRP )2:NP (2:VP #1 VBP )2:VP #2 . )1:S"
     depths = [depth_of(token) for token in ("(3:NP", ")15:S", "(NP", ")NP:3", "#3", ":", "3:NP")]
     assert depths == [3, 15, None, None, None, None, None]
-    deep = "(X " * (CIRCLE + 1) + "(NN w)" + ")" * (CIRCLE + 1)
-    assert nested_text(f"(TOP {deep})").split()[CIRCLE - 2 : CIRCLE + 2] == ["(15:X", "(0:X", "(1:X", "#0"]
+    deep = "(X " * (CYCLE + 1) + "(NN w)" + ")" * (CYCLE + 1)
+    assert nested_text(f"(TOP {deep})").split()[CYCLE - 2 : CYCLE + 2] == ["(15:X", "(0:X", "(1:X", "#0"]
+
+
+def test_numbers_beside_depths_begin_again_sooner_on_both_sides():
+    assert cyclic_words("I  -LRB- .") == "#0 I #1 ( #2 ."
+    many = " ".join(["(NN w)"] * (CYCLE + 2))
+    assert cyclic_words("w " * (CYCLE + 2)).endswith(" #15 w #0 w #1 w")
+    assert nested_text(f"(TOP {many})").endswith(" #15 NN #0 NN #1 NN")
 
 
 @given(roots)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.data.task import TASKS
-from t2t_jax.data.trees import CIRCLE, DEEPEST, depth_of, rebuild
+from t2t_jax.data.trees import CYCLE, DEEPEST, NUMBERS, depth_of, rebuild
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.grammars import tree_grammar
@@ -93,12 +93,22 @@ def test_constituents_are_not_nested_deeper_than_a_tree_may_be():
     assert allowed_after([[4] * DEEPEST], 1, limit) == [{XX}]
 
 
+@pytest.mark.parametrize(("brackets", "cycle"), [(("▁(A", "▁)A"), NUMBERS), (("▁(1:A", "▁)1:A"), CYCLE)])
+def test_numbers_begin_again_sooner_beside_depths(brackets, cycle):
+    pieces = ("<pad>", "</s>", "<unk>", "▁XX", *brackets, *(f"▁#{number}" for number in range(cycle)))
+    number = lambda index: pieces.index(f"▁#{index % cycle}")
+    for count in (1, cycle - 1, cycle, cycle + 1):
+        leaves = [token for index in range(count) for token in (number(index), XX)]
+        [allowed] = allowed_after([[4, *leaves]], count + 1, 3 * cycle, pieces)
+        assert allowed - {4} == {number(count), 5}
+
+
 def test_depths_begin_again_after_the_last_one():
-    pieces = ("<pad>", "</s>", "<unk>", "▁XX", *(f"▁{bracket}{depth}:A" for depth in range(CIRCLE) for bracket in "()"))
-    opened = [pieces.index(f"▁({(depth + 1) % CIRCLE}:A") for depth in range(CIRCLE + 1)]
-    for count in (1, CIRCLE - 1, CIRCLE, CIRCLE + 1):
-        closing = pieces.index(f"▁){count % CIRCLE}:A")
-        opening = pieces.index(f"▁({(count + 1) % CIRCLE}:A")
+    pieces = ("<pad>", "</s>", "<unk>", "▁XX", *(f"▁{bracket}{depth}:A" for depth in range(CYCLE) for bracket in "()"))
+    opened = [pieces.index(f"▁({(depth + 1) % CYCLE}:A") for depth in range(CYCLE + 1)]
+    for count in (1, CYCLE - 1, CYCLE, CYCLE + 1):
+        closing = pieces.index(f"▁){count % CYCLE}:A")
+        opening = pieces.index(f"▁({(count + 1) % CYCLE}:A")
         assert allowed_after([opened[:count]], 1, 60, pieces) == [{XX, opening}]
         assert allowed_after([[*opened[:count], XX]], 1, 60, pieces) == [{closing}]
 
