@@ -75,6 +75,7 @@ def test_brackets_have_their_depth_which_begins_again_after_the_last_one():
     depths = [depth_of(token) for token in ("(3:NP", ")15:S", "(NP", ")NP:3", "#3", ":", "3:NP")]
     assert depths == [3, 15, None, None, None, None, None]
     deep = "(X " * (CYCLE + 1) + "(NN w)" + ")" * (CYCLE + 1)
+    assert nested_output_tree("w", nested_text(f"(TOP {deep})")) == (f"(TOP {deep})", {})
     assert nested_text(f"(TOP {deep})").split()[CYCLE - 2 : CYCLE + 2] == ["(15:X", "(0:X", "(1:X", "#0"]
 
 
