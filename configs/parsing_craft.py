@@ -5,7 +5,7 @@
 
 The three files hold bracketed trees, as in the Penn Treebank. CRAFT is free (CC BY 3.0). Words are numbered on both
 sides and their part-of-speech tags are the leaves, which makes cross-attention start early; brackets have their depth
-(docs/parsing.md).
+(docs/parsing_craft.md).
 """
 
 from configs import base_ende
