@@ -165,7 +165,7 @@ def test_the_state_is_sharded_over_the_devices(one):
 def test_the_fewest_microbatches_that_fit_the_memory_are_chosen(one):
     config, store, _ = one
     mesh = sharding.make_mesh(jax.devices()[:1])
-    batches = Batches(store.source, store.target, tokens_per_batch=2048, num_buckets=1, seed=0)
+    batches = Batches(store.source, store.target, tokens_per_batch=512, num_buckets=1, seed=0)
     model, optimizer = make_model(config, store, mesh), optax.sgd(0.3)
     state = jax.jit(lambda key: init_state(model, optimizer, key))(jax.random.key(0))
 

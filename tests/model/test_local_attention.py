@@ -35,7 +35,7 @@ def masks(length):
     st.sampled_from([0, 2, 5]),
     st.sampled_from(["none", "padding", "segments"]),
 )
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_blocks_equal_a_mask_of_nearby_positions(length, left, right, kind):
     """For every position that may attend to any; the others are padding."""
     query, key, value = arrays(length)

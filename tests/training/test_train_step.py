@@ -107,7 +107,7 @@ def test_remat_changes_neither_the_loss_nor_the_gradient():
 
 
 def test_remat_takes_less_memory():
-    model = tiny.model(num_layers=6)
+    model = tiny.model(num_layers=4)
     batch = {name: jnp.ones((4, 64), jnp.int32) for name in BATCH}
     state = start(model, optax.sgd(1.0))
 
