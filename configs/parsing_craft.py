@@ -4,8 +4,7 @@
         --config.data.train=craft.train.mrg.gz --config.data.dev=craft.dev.mrg.gz --config.data.test=craft.test.mrg.gz
 
 The three files hold bracketed trees, as in the Penn Treebank. CRAFT is free (CC BY 3.0). Words are numbered on both
-sides and their part-of-speech tags are the leaves, which makes cross-attention start early; brackets have their depth
-(docs/parsing_craft.md).
+sides and their part-of-speech tags are the leaves, which makes cross-attention start early (docs/parsing_craft.md).
 """
 
 from configs import base_ende
@@ -21,12 +20,12 @@ def get_config():
     config.model.norm = "pre"
     config.model.share_embeddings = False
 
-    config.data.task = "parsing_with_depths"
+    config.data.task = "parsing_with_numbers"
     config.data.corpus = "trees"
     config.data.target_language = "trees"
     config.data.source_vocab_size = 8000
-    config.data.vocab_size = 1024  # an upper limit: the vocabulary is the symbols of the training trees
-    config.data.max_length = 384
+    config.data.vocab_size = 512  # an upper limit: the vocabulary is the symbols of the training trees
+    config.data.max_length = 256
     config.data.tokens_per_batch = 1536
     config.data.packing = False
     config.data.num_buckets = 12
