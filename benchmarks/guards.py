@@ -2,7 +2,7 @@
 
     python -m benchmarks.guards [--output FILE.json] [--rounds 7] [--model base|big]
 
-Steps of 1,024 + 1,024 tokens with and without the checks (finite parameters, CRC-32 of the batch) are interleaved in
+Steps of 1,024 + 1,024 tokens with and without the checks (finite parameters, checksum of the batch) are interleaved in
 one process. The checks of a save are the comparison of the replicas (`check_state`) and the SHA-256 of each file; they
 are given as a fraction of the paper's ten minutes between saves.
 """

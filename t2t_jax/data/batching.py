@@ -17,7 +17,7 @@ from t2t_jax.errors import DamagedError
 
 Batch = dict[str, np.ndarray]
 
-_MIXERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
+_MIXERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)  # those of splitmix64
 _CHUNK = 1 << 20  # pairs per indexing operation, because NumPy copies every index array to int64
 
 
@@ -101,7 +101,8 @@ class Batches:
     def iterate(self, first: int, last: int, rows: Callable[[int], slice] = slice) -> Iterator[Batch]:
         """Batches of steps `first` to `last` − 1, prefetched in the background by Grain.
 
-        Of each batch only `rows(number of its rows)` are read, by default all: those of the devices of this process.
+        Of each batch only `rows(number of its rows)` are read, by default all. One of several processes needs those of
+        its devices (`sharding.rows_of_process`).
         """
         source = _Steps(self, first, last, rows)
         options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
@@ -150,7 +151,7 @@ def checksum(step: int, batch: Batch) -> int:
         where = np.flatnonzero(ids)
         seed = zlib.crc32(f"{name} {step}".encode()) << 32
         x = (where.astype(np.uint64) + np.uint64(seed)) * _MIXERS[0] ^ ids[where].astype(np.uint64)
-        for multiplier in _MIXERS:  # a hash by shifts and multiplications with odd numbers, as in splitmix64
+        for multiplier in _MIXERS:  # each bit of the sum depends on each bit of x
             x = (x ^ (x >> np.uint64(31))) * multiplier
         total += int((x >> np.uint64(32)).sum())
     return total % 2**32

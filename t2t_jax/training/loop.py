@@ -72,8 +72,9 @@ def train_in(
     watchdog = Watchdog(config.machine.hang_timeout_minutes)
     batches = iter(())
     if step < train_steps:
-        take_step, microbatches, *_ = compile_step(experiment, state)
-        own_rows = functools.partial(sharding.rows_of_process, mesh, multiple=microbatches)
+        compiled = compile_step(experiment, state)
+        take_step = compiled.take_step
+        own_rows = functools.partial(sharding.rows_of_process, mesh, multiple=compiled.microbatches)
         batches = experiment.batches.iterate(step, train_steps, own_rows)
         if config.machine.engine == "pmap":  # which compiles when a batch shape first comes
             take_step = watchdog.paused()(take_step)
