@@ -85,14 +85,14 @@ runpy.run_path("main.py", run_name="__main__")
 
 INPUT = """
 from t2t_jax.data.batching import Batches
-make = Batches.__getitem__
+read = Batches.read
 
-def make_or_not(self, step):
+def read_or_not(self, step, rows):
     if step == 50:
         {fault}
-    return make(self, step)
+    return read(self, step, rows)
 
-Batches.__getitem__ = make_or_not
+Batches.read = read_or_not
 """
 
 LONG = """
@@ -133,7 +133,7 @@ def test_a_batch_that_never_comes_ends_the_run_and_the_same_command_resumes_exac
     print(f"hung input: gone after {seconds:.1f} s")
     assert process.returncode == 3 and 2 < seconds < 8, errors
     assert "no training step has ended for 0.05 minutes (machine.hang_timeout_minutes)" in errors.splitlines()[-1]
-    assert "in make_or_not" in errors and "in waiting_for" in errors, "not the stacks of all threads"
+    assert "in read_or_not" in errors and "in waiting_for" in errors, "not the stacks of all threads"
     assert saved_steps(run)[-1] == 40
 
     process = start(tmp_path, run)
