@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import measure
 from benchmarks.measure import System
-from t2t_jax.data.trees import CYCLE
+from t2t_jax.data.trees import NUMBERS
 
 SEARCH = {"beam_size": 21, "alpha": 0.3}  # §6.3
 MAX_EXTRA_LENGTH = 300
@@ -24,8 +24,8 @@ SYSTEMS = {"unconstrained": False, "constrained": True}
 LABELS = ("S", "NP", "VP", "PP", "ADJP", "ADVP", "SBAR", "WHNP", "QP", "PRN", "UCP", "FRAG", "CONJP", "PRT", "X")
 PIECES = (
     *("<pad>", "</s>", "<unk>", "▁XX"),
-    *(f"▁#{number}" for number in range(CYCLE)),
-    *(f"▁{bracket}{depth}:{label}" for label in LABELS for depth in range(CYCLE) for bracket in "()"),
+    *(f"▁#{number}" for number in range(NUMBERS)),
+    *(f"▁{bracket}{label}" for label in LABELS for bracket in "()"),
 )
 
 

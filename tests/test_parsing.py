@@ -18,7 +18,7 @@ from t2t_jax.training.loop import train
 
 pytestmark = pytest.mark.slow
 
-NUMBERED = ("parsing_with_numbers", "parsing_with_depths")
+NUMBERED = ("parsing_with_numbers", "parsing_in_order")
 NOUNS, VERBS = ["ducks", "dogs", "cats", "Ünïcode"], ["see", "hear"]
 
 
@@ -48,7 +48,7 @@ def parsing_config(directory, task):
     return config
 
 
-@pytest.fixture(scope="module", params=["parsing", "parsing_with_tags", "parsing_with_numbers", "parsing_with_depths"])
+@pytest.fixture(scope="module", params=["parsing", "parsing_with_tags", "parsing_with_numbers", "parsing_in_order"])
 def task(request):
     return request.param
 
@@ -91,8 +91,7 @@ def test_scoring_takes_bracketed_trees(run, task):
 def test_the_target_vocabulary_is_the_symbols_of_the_trees(run, task):
     tags = {"▁XX"} if task == "parsing" else {"▁JJ", "▁NN", "▁VB", "▁."}
     numbers = {f"▁#{number}" for number in range(8)} if task in NUMBERED else set()
-    labels = ("1:S", "2:NP", "2:VP", "3:NP") if task == "parsing_with_depths" else ("S", "NP", "VP")
-    brackets = {f"▁{bracket}{label}" for bracket in "()" for label in labels}
+    brackets = {f"▁{bracket}{label}" for bracket in "()" for label in ("S", "NP", "VP")}
     assert set(t2t_jax.load(run).vocabularies.target.pieces()[3:]) == brackets | tags | numbers
 
 

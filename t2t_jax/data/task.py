@@ -9,6 +9,7 @@ Its functions must be defined at module level: they are pickled for the worker p
 """
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -74,11 +75,12 @@ TASKS: dict[str, Task] = {
     "parsing_with_numbers": dataclasses.replace(
         _PARSING, preprocess_source=trees.numbered_words, preprocess_target=trees.numbered_text
     ),
-    "parsing_with_depths": dataclasses.replace(
+    "parsing_in_order": dataclasses.replace(
         _PARSING,
-        preprocess_source=trees.cyclic_words,
-        preprocess_target=trees.nested_text,
-        postprocess_output=trees.nested_output_tree,
+        preprocess_source=trees.numbered_words,
+        preprocess_target=functools.partial(trees.numbered_text, in_order=True),
+        postprocess_output=functools.partial(trees.output_tree, in_order=True),
+        grammar="trees_in_order",
     ),
 }
 

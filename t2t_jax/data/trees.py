@@ -12,10 +12,10 @@ Words may be numbered on both sides, so that a decoder need not count them to kn
 
     #0 I #1 sleep #2 .   →   (S (NP #0 PRP )NP (VP #1 VBP )VP #2 . )S
 
-Brackets may have their depth too, so that it need not count those that are open. Numbers and depths then begin again
-after 16, so that each is frequent in training, where a high number would be in long sentences alone:
+In order (Liu and Zhang, 2017), each opening bracket comes after the first child of its constituent, so that a decoder
+need not know, before the first word, which constituents begin there:
 
-    #0 I #1 sleep #2 .   →   (1:S (2:NP #0 PRP )2:NP (2:VP #1 VBP )2:VP #2 . )1:S
+    #0 I #1 sleep #2 .   →   #0 PRP (NP )NP (S #1 VBP (VP )VP #2 . )S
 """
 
 import collections
@@ -31,12 +31,10 @@ ROOT, ANY_TAG = "TOP", "XX"
 _ROOTS = ("", "TOP", "ROOT", "S1")  # what treebanks call the root
 _TRACE = "-NONE-"  # the tag of traces and other empty elements
 DEEPEST = 198  # nested constituents below the root; the deepest tree of the Penn Treebank has fewer than 50
-NUMBERS = 64  # numbers of words; the 65th word is #0 again, so that sentences may have any length
-CYCLE = 16  # depths of brackets, and numbers of words where brackets have depths, begin again after so many
+NUMBERS = 16  # of words; they begin again, so that each is frequent in training and sentences may have any length
 UNKNOWN_TOKEN = "⁇"  # SentencePiece's text of the unknown piece
 _TOKEN = re.compile(r"[()]|[^\s()]+", flags=re.ASCII)
 _NUMBER = re.compile("#([0-9]+)")
-_BRACKET_WITH_DEPTH = re.compile("[()]([0-9]+):.+")
 
 # Repairs that `rebuild` counts.
 REPAIRS = (
@@ -46,6 +44,7 @@ REPAIRS = (
     "missing_word",  # words beyond the last leaf: put into the innermost open constituent
     "surplus_word",  # leaves beyond the last word: dropped
     "empty",  # constituents without words: dropped
+    "no_first_child",  # in order, an opening bracket without a finished child before it: dropped
     "too_deep",  # constituents nested deeper than `DEEPEST`: dropped
 )
 
@@ -167,20 +166,36 @@ def bracketed(tree: Tree) -> str:
     return f"({' '.join([tree.label, *map(bracketed, tree.children)])})"
 
 
-def linearize(tree: Tree, *, tags: bool = False) -> list[str]:
+def linearize(tree: Tree, *, tags: bool = False, in_order: bool = False) -> list[str]:
     """The tokens that the model writes for a tree; see above."""
     if tree.word is not None:
         return [tree.label if tags else ANY_TAG]
-    inside = [token for child in tree.children for token in linearize(child, tags=tags)]
-    return inside if tree.label == ROOT else [f"({tree.label}", *inside, f"){tree.label}"]
+    parts = [linearize(child, tags=tags, in_order=in_order) for child in tree.children]
+    if tree.label != ROOT:
+        parts.insert(int(in_order), [f"({tree.label}"])
+        parts.append([f"){tree.label}"])
+    return list(itertools.chain.from_iterable(parts))
 
 
-def rebuild(tokens: Sequence[str], sentence: Sequence[str]) -> tuple[Tree, collections.Counter[str]]:
+def rebuild(
+    tokens: Sequence[str], sentence: Sequence[str], *, in_order: bool = False
+) -> tuple[Tree, collections.Counter[str]]:
     """The tree over the words of `sentence` that the tokens mean, and how often each of `REPAIRS` was needed.
 
     Numbers of words mean nothing here.
     """
     stack, repairs, leaves = [_Open(ROOT)], collections.Counter(), 0
+
+    def open(label: str) -> None:
+        siblings = stack[-1].children
+        first = siblings[-1:] if in_order else []
+        if in_order and len(siblings) == (len(stack) > 1):  # a first child stays with its parent
+            repairs["no_first_child"] += 1
+        elif len(stack) + sum(map(_height, first)) > DEEPEST:  # the stack has the root
+            repairs["too_deep"] += 1
+        else:
+            del siblings[len(siblings) - len(first) :]
+            stack.append(_Open(label, first))
 
     def close() -> None:
         closed = stack.pop().close()
@@ -196,10 +211,7 @@ def rebuild(tokens: Sequence[str], sentence: Sequence[str]) -> tuple[Tree, colle
         if token in ("(", ")", UNKNOWN_TOKEN):
             repairs["unknown_token"] += 1
         elif token.startswith("("):
-            if len(stack) <= DEEPEST:  # with the root
-                stack.append(_Open(label))
-            else:
-                repairs["too_deep"] += 1
+            open(label)
         elif token.startswith(")"):
             if label not in [node.label for node in stack[1:]]:
                 repairs["unmatched_closing"] += 1
@@ -221,6 +233,11 @@ def rebuild(tokens: Sequence[str], sentence: Sequence[str]) -> tuple[Tree, colle
     return stack[0].close(), +repairs
 
 
+def _height(tree: Tree) -> int:
+    """How many constituents are nested in a tree, itself included."""
+    return 0 if tree.word is not None else 1 + max(map(_height, tree.children))
+
+
 # --- The task -----------------------------------------------------------------------------------------------
 
 
@@ -234,25 +251,10 @@ def tagged_text(tree: str) -> str:
     return " ".join(linearize(parse(tree), tags=True))
 
 
-def numbered_text(tree: str) -> str:
+def numbered_text(tree: str, *, in_order: bool = False) -> str:
     """`tagged_text` with the number of each word before its tag (`Task.preprocess_target`)."""
-    return " ".join(_numbered(tree, NUMBERS))
-
-
-def _numbered(tree: str, cycle: int) -> list[str]:
-    numbers, tokens = _numbers(cycle), linearize(parse(tree), tags=True)
-    parts = [[token] if token.startswith(("(", ")")) else [next(numbers), token] for token in tokens]
-    return list(itertools.chain.from_iterable(parts))
-
-
-def nested_text(tree: str) -> str:
-    """`tagged_text` with numbers of words and the depth of each bracket before its label (`Task.preprocess_target`)."""
-    tokens, depth = [], 0
-    for token in _numbered(tree, CYCLE):
-        depth += token.startswith("(")
-        tokens.append(f"{token[0]}{depth % CYCLE}:{token[1:]}" if token.startswith(("(", ")")) else token)
-        depth -= token.startswith(")")
-    return " ".join(tokens)
+    numbers, tokens = _numbers(), linearize(parse(tree), tags=True, in_order=in_order)
+    return " ".join(token if token.startswith(("(", ")")) else f"{next(numbers)} {token}" for token in tokens)
 
 
 def source_text(sentence: str) -> str:
@@ -262,23 +264,12 @@ def source_text(sentence: str) -> str:
 
 def numbered_words(sentence: str) -> str:
     """`source_text` with the number of each word before it (`Task.preprocess_source`)."""
-    return _with_numbers(sentence, NUMBERS)
+    return " ".join(f"{number} {_typed(word)}" for number, word in zip(_numbers(), words_of(sentence), strict=False))
 
 
-def cyclic_words(sentence: str) -> str:
-    """`numbered_words` with the numbers of `nested_text` (`Task.preprocess_source`)."""
-    return _with_numbers(sentence, CYCLE)
-
-
-def _with_numbers(sentence: str, cycle: int) -> str:
-    return " ".join(
-        f"{number} {_typed(word)}" for number, word in zip(_numbers(cycle), words_of(sentence), strict=False)
-    )
-
-
-def _numbers(cycle: int) -> Iterator[str]:
-    """#0, #1, …, and #0 again after so many."""
-    return itertools.cycle(f"#{number}" for number in range(cycle))
+def _numbers() -> Iterator[str]:
+    """#0, #1, …, and #0 again after `NUMBERS`."""
+    return itertools.cycle(f"#{number}" for number in range(NUMBERS))
 
 
 def number_of(token: str) -> int | None:
@@ -287,32 +278,12 @@ def number_of(token: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def depth_of(token: str) -> int | None:
-    """The depth that a bracket like (3:NP has, or None."""
-    found = _BRACKET_WITH_DEPTH.fullmatch(token)
-    return int(found[1]) if found else None
-
-
 def words_of(sentence: str) -> list[str]:
     """The words of a tokenised sentence: what spaces separate."""
     return [word for word in one_line(sentence).split(" ") if word]
 
 
-def output_tree(sentence: str, output: str) -> tuple[str, Mapping[str, int]]:
+def output_tree(sentence: str, output: str, *, in_order: bool = False) -> tuple[str, Mapping[str, int]]:
     """The bracketed tree over a sentence that the model's output means, and the repairs (`Task.postprocess_output`)."""
-    tree, repairs = rebuild(output.split(), words_of(sentence))
+    tree, repairs = rebuild(output.split(), words_of(sentence), in_order=in_order)
     return bracketed(tree) if tree.children else "", repairs
-
-
-def nested_output_tree(sentence: str, output: str) -> tuple[str, Mapping[str, int]]:
-    """`output_tree` of an output whose brackets have depths (`Task.postprocess_output`)."""
-    tree, repairs = rebuild(output.split(), words_of(sentence))
-    return bracketed(_without_depths(tree)) if tree.children else "", repairs
-
-
-def _without_depths(tree: Tree) -> Tree:
-    """The tree with labels like NP for 3:NP."""
-    if tree.word is not None:
-        return tree
-    label = re.sub("^[0-9]+:", "", tree.label)
-    return dataclasses.replace(tree, label=label, children=tuple(map(_without_depths, tree.children)))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from t2t_jax.data.task import Task, Vocabularies
 from t2t_jax.data.tokenizer import EOS, PAD, SPACE, UNKNOWN
-from t2t_jax.data.trees import CYCLE, DEEPEST, NUMBERS, depth_of, number_of, words_of
+from t2t_jax.data.trees import DEEPEST, NUMBERS, number_of, words_of
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.errors import InputError
 
@@ -22,30 +22,27 @@ _FORBIDDEN, _LEAF, _OPENING, _CLOSING, _NUMBER = range(5)  # kinds of tokens
 
 
 @functools.cache  # the same vocabulary has the same constraint, so that a search is compiled once
-def tree_grammar(pieces: tuple[str, ...]) -> Constraint:
+def tree_grammar(pieces: tuple[str, ...], *, in_order: bool = False) -> Constraint:
     """§6.3: allows the sequences of which `trees.rebuild` makes a tree over the source's words without a repair.
 
     Brackets are balanced and their labels match, no constituent is empty or nested too deeply, there are exactly as
     many leaves as words, and EOS comes last, within the length limit. If the vocabulary has numbers of words, each leaf
-    follows its own. If its brackets have depths, these are right.
+    follows its own. `in_order` is the order of `trees.linearize`.
     """
     symbols = _symbols(pieces)
     closings = {symbol[1:]: id for id, symbol in symbols.items() if symbol.startswith(")")}
     closing_of = np.zeros(len(pieces), np.int32)  # of each opening bracket
     kinds = np.full(len(pieces), _FORBIDDEN, np.int8)
-    opening_depths = np.full(len(pieces), -1, np.int32)  # -1: any
-    cycle = CYCLE if any(depth_of(symbol) is not None for symbol in symbols.values()) else NUMBERS
-    number_ids = np.full(cycle, -1, np.int32)  # the token of each number
+    number_ids = np.full(NUMBERS, -1, np.int32)  # the token of each number
     for id, symbol in symbols.items():
         if (number := number_of(symbol)) is not None:
-            kinds[id], number_ids[number % cycle] = _NUMBER, id
+            kinds[id], number_ids[number % NUMBERS] = _NUMBER, id
         elif not symbol.startswith(("(", ")")):
             kinds[id] = _LEAF
         elif symbol.startswith(")"):
             kinds[id] = _CLOSING
         elif symbol[1:] in closings:
             kinds[id], closing_of[id] = _OPENING, closings[symbol[1:]]
-            opening_depths[id] = -1 if (depth := depth_of(symbol)) is None else depth % CYCLE
     if _LEAF not in kinds:
         raise InputError("constrained: the target vocabulary has no symbol for a word, such as XX; train the run anew")
     tokens_per_word = 2 if _NUMBER in kinds else 1
@@ -59,22 +56,26 @@ def tree_grammar(pieces: tuple[str, ...]) -> Constraint:
     ) -> Float[Array, "B W vocab"]:
         is_token = jnp.arange(tokens.shape[2])[None, None] < lengths[:, None, None]
         token_kinds = jnp.where(is_token, jnp.asarray(kinds)[tokens], _FORBIDDEN)
-        innermost, depth = _innermost(tokens, token_kinds)
+        innermost, depth, nested = _innermost(tokens, token_kinds)
         leaves = (token_kinds == _LEAF).sum(axis=2)  # [B, W]
         missing, last = features - leaves, _last(token_kinds, lengths)
         is_numbered = last == _NUMBER  # only the leaf may follow
-        number = jnp.where((missing > 0) & ~is_numbered, jnp.asarray(number_ids)[leaves % cycle], -1)
+        number = jnp.where((missing > 0) & ~is_numbered, jnp.asarray(number_ids)[leaves % NUMBERS], -1)
         # How many tokens the limit leaves besides the next one, the missing leaves and closing brackets, and EOS.
         spare = (max_lengths - lengths - 1)[:, None] - (tokens_per_word * missing + depth + 1)
-        may_open = (missing > 0) & (depth < DEEPEST) & (spare > 0) & ~is_numbered
-        closing = jnp.where((depth > 0) & (last != _OPENING) & ~is_numbered, jnp.asarray(closing_of)[innermost], -1)
+        follows_child = (last == _LEAF) | (last == _CLOSING)
+        if in_order:  # the child before the bracket has at most `nested` levels
+            may_open = follows_child & (depth + nested < DEEPEST) & (spare > 0)
+            may_close = (depth > 0) & ~is_numbered
+        else:
+            may_open = (missing > 0) & ~is_numbered & (depth < DEEPEST) & (spare > 0)
+            may_close = (depth > 0) & follows_child
+        closing = jnp.where(may_close, jnp.asarray(closing_of)[innermost], -1)
         kind, ids = jnp.asarray(kinds)[None, None], jnp.arange(len(pieces))[None, None]  # [1, 1, vocab]
-        opening_depth = jnp.asarray(opening_depths)[None, None]
-        is_at_depth = (opening_depth < 0) | (opening_depth == (depth + 1)[..., None] % CYCLE)
         is_allowed = (
             (kind == _LEAF) & ((missing > 0) & (number < 0))[..., None]
             | (ids == number[..., None])
-            | (kind == _OPENING) & is_at_depth & may_open[..., None]
+            | (kind == _OPENING) & may_open[..., None]
             | (ids == closing[..., None])
             | (ids == EOS) & ((depth == 0) & (missing == 0))[..., None]
         )
@@ -96,14 +97,20 @@ def _symbols(pieces: tuple[str, ...]) -> dict[int, str]:
     return {id: piece.removeprefix(SPACE) for id, piece in symbols.items()}
 
 
-def _innermost(tokens: Int[Array, "B W T"], kinds: Int[Array, "B W T"]) -> tuple[Int[Array, "B W"], Int[Array, "B W"]]:
-    """The bracket that opened the innermost open constituent (any token if none is open), and how many are open."""
-    is_opening = kinds == _OPENING
+def _innermost(
+    tokens: Int[Array, "B W T"], kinds: Int[Array, "B W T"]
+) -> tuple[Int[Array, "B W"], Int[Array, "B W"], Int[Array, "B W"]]:
+    """The bracket that opened the innermost open constituent, how many are open, and how many were opened after it.
+
+    If none is open, the bracket is any token.
+    """
+    is_opening, index = kinds == _OPENING, jnp.arange(tokens.shape[2])[None, None]
     depths = jnp.cumsum(is_opening.astype(jnp.int32) - (kinds == _CLOSING), axis=2)
     depth = depths[:, :, -1]
     is_current = is_opening & (depths == depth[..., None])  # the last of these has not been closed
-    position = jnp.where(is_current, jnp.arange(tokens.shape[2])[None, None], 0).max(axis=2)
-    return jnp.take_along_axis(tokens, position[..., None], axis=2)[..., 0], depth
+    position = jnp.where(is_current, index, -1).max(axis=2)[..., None]
+    bracket = jnp.take_along_axis(tokens, jnp.maximum(position, 0), axis=2)[..., 0]
+    return bracket, depth, (is_opening & (index > position)).sum(axis=2)
 
 
 def _last(values: Int[Array, "B W T"], lengths: Int[Array, " B"]) -> Int[Array, "B W"]:
@@ -111,7 +118,10 @@ def _last(values: Int[Array, "B W T"], lengths: Int[Array, " B"]) -> Int[Array, 
     return jnp.take_along_axis(values, jnp.maximum(lengths - 1, 0)[:, None, None], axis=2)[..., 0]
 
 
-GRAMMARS: dict[str, Callable[[tuple[str, ...]], Constraint]] = {"trees": tree_grammar}
+GRAMMARS: dict[str, Callable[[tuple[str, ...]], Constraint]] = {
+    "trees": tree_grammar,
+    "trees_in_order": functools.partial(tree_grammar, in_order=True),
+}
 
 
 def check_grammar(task: Task) -> None:

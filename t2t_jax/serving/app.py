@@ -50,7 +50,7 @@ class Demo:
         self._defaults = OPTIONS | dict(defaults)
         self._about = {
             **about,
-            "has_trees": translator.task.grammar == "trees",
+            "has_trees": translator.task.metric == "brackets",
             "has_attention": len(translator.ensemble.modules) == 1,
             "options": {name: self._defaults[name] for name in OPTIONS},
             "limits": dataclasses.asdict(limits),

@@ -1,7 +1,6 @@
 """Trees as text and as tokens, and the trees that any sequence of tokens is turned into."""
 
 import gzip
-import re
 
 import pytest
 from hypothesis import given
@@ -10,16 +9,12 @@ from hypothesis import strategies as st
 from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.treebanks import TREEBANKS, read_pairs
 from t2t_jax.data.trees import (
-    CYCLE,
+    DEEPEST,
     NUMBERS,
     REPAIRS,
     Tree,
     bracketed,
-    cyclic_words,
-    depth_of,
     linearize,
-    nested_output_tree,
-    nested_text,
     numbered_text,
     numbered_words,
     output_tree,
@@ -55,47 +50,27 @@ def test_linearisation_by_hand():
     assert output_tree("I sleep .", target_text(SENTENCE)) == ("(TOP (S (NP (XX I)) (VP (XX sleep)) (XX .)))", {})
 
 
+def test_linearisation_in_order_by_hand():
+    assert " ".join(linearize(parse(SENTENCE), in_order=True)) == "XX (NP )NP (S XX (VP )VP XX )S"
+    assert numbered_text(SENTENCE, in_order=True) == "#0 PRP (NP )NP (S #1 VBP (VP )VP #2 . )S"
+    two = parse("(TOP (A (B (X a) (X b))) (X c))")
+    assert " ".join(linearize(two, tags=True, in_order=True)) == "X (B X )B (A )A X"
+
+
 def test_both_sides_number_the_words_and_begin_again_after_the_last_number():
     assert numbered_words("-LRB- I -RRB-") == "#0 ( #1 I #2 )" and source_text(" -LRB-I-RRB-  sleep") == "(I) sleep"
     assert numbered_words("I  sleep .") == "#0 I #1 sleep #2 ." and numbered_words("") == ""
     assert numbered_text(SENTENCE) == "(S (NP #0 PRP )NP (VP #1 VBP )VP #2 . )S"
     many = " ".join(["(NN w)"] * (NUMBERS + 2))
-    assert numbered_words("w " * (NUMBERS + 2)).endswith(" #63 w #0 w #1 w")
-    assert numbered_text(f"(TOP {many})").endswith(" #63 NN #0 NN #1 NN")
+    assert numbered_words("w " * (NUMBERS + 2)).endswith(" #15 w #0 w #1 w")
+    assert numbered_text(f"(TOP {many})").endswith(" #15 NN #0 NN #1 NN")
 
 
-@given(roots)
-def test_numbers_of_words_change_nothing_about_the_tree(tree):
-    numbered = numbered_text(bracketed(tree)).split()
-    assert rebuild(numbered, words(tree)) == rebuild(linearize(tree, tags=True), words(tree))
-
-
-def test_brackets_have_their_depth_which_begins_again_after_the_last_one():
-    assert nested_text(SENTENCE) == "(1:S (2:NP #0 PRP )2:NP (2:VP #1 VBP )2:VP #2 . )1:S"
-    depths = [depth_of(token) for token in ("(3:NP", ")15:S", "(NP", ")NP:3", "#3", ":", "3:NP")]
-    assert depths == [3, 15, None, None, None, None, None]
-    deep = "(X " * (CYCLE + 1) + "(NN w)" + ")" * (CYCLE + 1)
-    assert nested_output_tree("w", nested_text(f"(TOP {deep})")) == (f"(TOP {deep})", {})
-    assert nested_text(f"(TOP {deep})").split()[CYCLE - 2 : CYCLE + 2] == ["(15:X", "(0:X", "(1:X", "#0"]
-
-
-def test_numbers_beside_depths_begin_again_sooner_on_both_sides():
-    assert cyclic_words("I  -LRB- .") == "#0 I #1 ( #2 ."
-    many = " ".join(["(NN w)"] * (CYCLE + 2))
-    assert cyclic_words("w " * (CYCLE + 2)).endswith(" #15 w #0 w #1 w")
-    assert nested_text(f"(TOP {many})").endswith(" #15 NN #0 NN #1 NN")
-
-
-@given(roots)
-def test_depths_of_brackets_change_nothing_about_the_tree(tree):
-    sentence, text = " ".join(words(tree)), bracketed(tree)
-    assert nested_output_tree(sentence, nested_text(text)) == output_tree(sentence, tagged_text(text)) == (text, {})
-
-
-@given(st.lists(st.sampled_from(["(1:S", "(2:NP", ")1:S", ")2:NP", ")3:NP", "(S", "(", "XX"]), max_size=20))
-def test_no_depth_stays_in_a_repaired_tree(tokens):
-    tree, _ = nested_output_tree("a b c", " ".join(tokens))
-    assert words(parse(tree)) == ["a", "b", "c"] and set(re.findall(r"\((\S+)", tree)) <= {"TOP", "S", "NP", "XX"}
+@pytest.mark.parametrize("in_order", [False, True])
+@given(tree=roots)
+def test_numbers_of_words_change_nothing_about_the_tree(in_order, tree):
+    numbered = numbered_text(bracketed(tree), in_order=in_order)
+    assert output_tree(" ".join(words(tree)), numbered, in_order=in_order) == (bracketed(tree), {})
 
 
 @given(roots)
@@ -103,19 +78,21 @@ def test_tree_to_text_to_tree_is_the_identity(tree):
     assert parse(bracketed(tree)) == tree
 
 
-@given(roots)
-def test_tree_to_tokens_to_tree_is_the_identity_without_any_repair(tree):
-    rebuilt, repairs = rebuild(linearize(tree, tags=True), words(tree))
+@pytest.mark.parametrize("in_order", [False, True])
+@given(tree=roots)
+def test_tree_to_tokens_to_tree_is_the_identity_without_any_repair(in_order, tree):
+    rebuilt, repairs = rebuild(linearize(tree, tags=True, in_order=in_order), words(tree), in_order=in_order)
     assert rebuilt == tree and not repairs
 
 
-@given(tokens, st.lists(text, max_size=8))
-def test_any_tokens_become_a_tree_over_exactly_the_given_words(tokens, sentence):
-    tree, repairs = rebuild(tokens, sentence)
+@pytest.mark.parametrize("in_order", [False, True])
+@given(tokens=tokens, sentence=st.lists(text, max_size=8))
+def test_any_tokens_become_a_tree_over_exactly_the_given_words(in_order, tokens, sentence):
+    tree, repairs = rebuild(tokens, sentence, in_order=in_order)
     assert words(tree) == sentence and repairs.keys() <= set(REPAIRS)
     if sentence:
         assert parse(bracketed(tree)) == tree
-        again, none = rebuild(linearize(tree, tags=True), sentence)
+        again, none = rebuild(linearize(tree, tags=True, in_order=in_order), sentence, in_order=in_order)
         assert again == tree and not none
 
 
@@ -136,9 +113,28 @@ def test_each_repair_by_hand(output, expected, repairs):
     assert bracketed(tree) == expected and counts == repairs
 
 
-def test_output_of_any_depth_becomes_a_tree():
-    tree, repairs = rebuild(["(S"] * 10_000 + ["XX"], ["a"])
-    assert words(tree) == ["a"] and repairs["too_deep"] > 9000
+@pytest.mark.parametrize(
+    ("output", "expected", "repairs"),
+    [
+        ("XX (S XX )S", "(TOP (S (XX a) (XX b)))", {}),
+        ("XX (NP )NP (S XX", "(TOP (S (NP (XX a)) (XX b)))", {"unclosed": 1}),
+        ("XX (S XX (NP )S", "(TOP (S (XX a) (NP (XX b))))", {"unclosed": 1}),
+        ("(S XX XX )S", "(TOP (XX a) (XX b))", {"no_first_child": 1, "unmatched_closing": 1}),
+        ("XX (S (NP XX )S", "(TOP (S (XX a) (XX b)))", {"no_first_child": 1}),
+        ("XX (S )S XX XX", "(TOP (S (XX a)) (XX b))", {"surplus_word": 1}),
+    ],
+)
+def test_each_repair_in_order_by_hand(output, expected, repairs):
+    tree, counts = rebuild(output.split(), ["a", "b"], in_order=True)
+    assert bracketed(tree) == expected and counts == repairs
+
+
+@pytest.mark.parametrize(
+    ("tokens", "in_order"), [(["(S"] * 10_000 + ["XX"], False), (["XX"] + ["(S", ")S"] * 10_000, True)]
+)
+def test_output_of_any_depth_becomes_a_tree_that_can_be_read(tokens, in_order):
+    tree, repairs = rebuild(tokens, ["a"], in_order=in_order)
+    assert parse(bracketed(tree)) == tree and words(tree) == ["a"] and repairs["too_deep"] == 10_000 - DEEPEST
 
 
 def test_traces_empty_constituents_and_function_tags_are_removed():

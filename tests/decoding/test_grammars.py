@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.data.task import TASKS
-from t2t_jax.data.trees import CYCLE, DEEPEST, NUMBERS, depth_of, rebuild
+from t2t_jax.data.trees import DEEPEST, NUMBERS, rebuild
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.grammars import tree_grammar
@@ -22,11 +22,10 @@ from t2t_jax.errors import InputError
 PIECES = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", "▁(B", "▁)B", "▁(ODD")  # (ODD has no closing bracket
 EOS, XX = 1, 3
 GRAMMAR = tree_grammar(PIECES)
-NESTED = ("<pad>", "</s>", "<unk>", "▁XX", "▁(1:A", "▁)1:A", "▁(2:A", "▁)2:A")
 NUMBERED = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", "▁#0", "▁#1", "▁#2", "▁#3")
 
 
-def is_tree(ids, num_words, pieces=PIECES):
+def is_tree(ids, num_words, pieces=PIECES, in_order=False):
     """Whether `rebuild` makes a tree of these ids, EOS last, without a repair; each leaf follows its number, if any."""
     *tokens, last = ids
     symbols = [pieces[i].removeprefix("▁") for i in tokens]
@@ -35,56 +34,47 @@ def is_tree(ids, num_words, pieces=PIECES):
     follows = all(after == "XX" for before, after in itertools.pairwise(symbols) if before.startswith("#"))
     return (
         last == EOS
-        and not rebuild(symbols, ["w"] * num_words)[1]
+        and not rebuild(symbols, ["w"] * num_words, in_order=in_order)[1]
         and (pieces is not NUMBERED or (leaves == numbered and follows))
-        and has_right_depths(symbols)
     )
 
 
-def has_right_depths(symbols):
-    """Whether each bracket that has a depth stands in as many constituents, its own included."""
-    depth = 0
-    for symbol in symbols:
-        depth += symbol.startswith("(")
-        if depth_of(symbol) not in (None, depth):
-            return False
-        depth -= symbol.startswith(")")
-    return True
-
-
-def allowed_after(prefixes, num_words, limit, pieces=PIECES):
+def allowed_after(prefixes, num_words, limit, pieces=PIECES, in_order=False):
     """The tokens that the grammar allows after each of these prefixes of equal length."""
     length = len(prefixes[0])
     tokens = np.zeros((1, len(prefixes), limit), np.int32)
     tokens[0, :, :length] = prefixes
     tokens[0, :, length:] = 4  # rubbish, which must be ignored
     arguments = jnp.asarray(tokens), jnp.array([length]), jnp.array([limit]), jnp.array([[num_words]])
-    found = np.asarray(tree_grammar(pieces)(jnp.zeros((1, len(prefixes), len(pieces))), *arguments))[0]
+    constraint = tree_grammar(pieces, in_order=in_order)
+    found = np.asarray(constraint(jnp.zeros((1, len(prefixes), len(pieces))), *arguments))[0]
     assert set(np.unique(found)) <= {0.0, -np.inf}  # log-probabilities of allowed tokens do not change
     return [set(np.flatnonzero(row == 0).tolist()) for row in found]
 
 
+@pytest.mark.parametrize("in_order", [False, True])
 @pytest.mark.parametrize(
     ("pieces", "num_words", "limit"),
     [(PIECES, 1, 6), (PIECES, 2, 6), (PIECES, 3, 5), (PIECES, 3, 4), (PIECES, 2, 3),
-     (NUMBERED, 1, 7), (NUMBERED, 2, 7), (NUMBERED, 3, 7),
-     (NESTED, 1, 7), (NESTED, 2, 8), (NESTED, 3, 8)],
+     (NUMBERED, 1, 7), (NUMBERED, 2, 7), (NUMBERED, 3, 7)],
 )  # fmt: skip
-def test_allowed_are_exactly_the_tokens_that_can_still_become_a_tree_within_the_limit(pieces, num_words, limit):
+def test_allowed_are_exactly_the_tokens_that_can_still_become_a_tree_within_the_limit(
+    pieces, num_words, limit, in_order
+):
     """Against the definition, by enumeration of all sequences."""
     ids = range(3, len(pieces))
     whole = [
         (*tokens, EOS)
         for length in range(limit)
         for tokens in itertools.product(ids, repeat=length)
-        if is_tree((*tokens, EOS), num_words, pieces)
+        if is_tree((*tokens, EOS), num_words, pieces, in_order)
     ]
     prefixes = {tokens[:length] for tokens in whole for length in range(len(tokens))}
     assert len(whole) > 0
     for length in range(limit):
         group = sorted(prefix for prefix in prefixes if len(prefix) == length)
         expected = [{tokens[length] for tokens in whole if tokens[:length] == prefix} for prefix in group]
-        assert not group or allowed_after(group, num_words, limit, pieces) == expected
+        assert not group or allowed_after(group, num_words, limit, pieces, in_order) == expected
 
 
 def test_constituents_are_not_nested_deeper_than_a_tree_may_be():
@@ -93,24 +83,26 @@ def test_constituents_are_not_nested_deeper_than_a_tree_may_be():
     assert allowed_after([[4] * DEEPEST], 1, limit) == [{XX}]
 
 
-@pytest.mark.parametrize(("brackets", "cycle"), [(("▁(A", "▁)A"), NUMBERS), (("▁(1:A", "▁)1:A"), CYCLE)])
-def test_numbers_begin_again_sooner_beside_depths(brackets, cycle):
-    pieces = ("<pad>", "</s>", "<unk>", "▁XX", *brackets, *(f"▁#{number}" for number in range(cycle)))
-    number = lambda index: pieces.index(f"▁#{index % cycle}")
-    for count in (1, cycle - 1, cycle, cycle + 1):
+@pytest.mark.parametrize(
+    "tokens",
+    [[XX, *[4, 5] * (DEEPEST - 1)], [*[XX, 4] * (DEEPEST - 1), XX], [*[XX, 4] * 9, XX, *[4, 5] * (DEEPEST - 10)]],
+    ids=["finished", "open", "both"],
+)
+def test_nor_in_order_where_finished_constituents_are_nested_in_later_ones(tokens):
+    open_ones = tokens.count(4) - tokens.count(5)
+    limit, num_words = 4 * DEEPEST, tokens.count(XX) + 1
+    after = {XX} | ({5} if open_ones else set())
+    assert allowed_after([tokens], num_words, limit, in_order=True) == [after | {4, 6}]
+    assert allowed_after([[*tokens, 4, 5]], num_words, limit, in_order=True) == [after]
+
+
+def test_numbers_begin_again_after_the_last_one():
+    pieces = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", *(f"▁#{number}" for number in range(NUMBERS)))
+    number = lambda index: pieces.index(f"▁#{index % NUMBERS}")
+    for count in (1, NUMBERS - 1, NUMBERS, NUMBERS + 1):
         leaves = [token for index in range(count) for token in (number(index), XX)]
-        [allowed] = allowed_after([[4, *leaves]], count + 1, 3 * cycle, pieces)
+        [allowed] = allowed_after([[4, *leaves]], count + 1, 3 * NUMBERS, pieces)
         assert allowed - {4} == {number(count), 5}
-
-
-def test_depths_begin_again_after_the_last_one():
-    pieces = ("<pad>", "</s>", "<unk>", "▁XX", *(f"▁{bracket}{depth}:A" for depth in range(CYCLE) for bracket in "()"))
-    opened = [pieces.index(f"▁({(depth + 1) % CYCLE}:A") for depth in range(CYCLE + 1)]
-    for count in (1, CYCLE - 1, CYCLE, CYCLE + 1):
-        closing = pieces.index(f"▁){count % CYCLE}:A")
-        opening = pieces.index(f"▁({(count + 1) % CYCLE}:A")
-        assert allowed_after([opened[:count]], 1, 60, pieces) == [{XX, opening}]
-        assert allowed_after([[*opened[:count], XX]], 1, 60, pieces) == [{closing}]
 
 
 @functools.partial(jax.jit, static_argnames=("width", "constraint"))
@@ -127,14 +119,21 @@ def search(key, limits, num_words, width, constraint):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**31 - 1), st.lists(st.tuples(st.integers(1, 12), st.integers(0, 18)), min_size=4, max_size=4))
-def test_every_hypothesis_is_a_tree_over_the_words(seed, sentences):
+@given(
+    st.integers(0, 2**31 - 1),
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 18)), min_size=4, max_size=4),
+    st.booleans(),
+)
+def test_every_hypothesis_is_a_tree_over_the_words(seed, sentences, in_order):
     num_words, limits = np.array([(words, words + 1 + spare) for words, spare in sentences], np.int32).T
-    found = search(jax.random.key(seed), jnp.asarray(limits), jnp.asarray(num_words), 4, GRAMMAR)
+    found = search(
+        jax.random.key(seed), jnp.asarray(limits), jnp.asarray(num_words), 4, tree_grammar(PIECES, in_order=in_order)
+    )
     assert np.all(found.scores[:, 0] > -np.inf)
     for row, hypothesis in zip(*np.nonzero(np.asarray(found.scores) > -np.inf), strict=True):
         ids = found.tokens[row, hypothesis, : found.lengths[row, hypothesis]].tolist()
-        assert found.finished[row, hypothesis] and len(ids) <= limits[row] and is_tree(ids, num_words[row])
+        assert found.finished[row, hypothesis] and len(ids) <= limits[row]
+        assert is_tree(ids, num_words[row], in_order=in_order)
 
 
 def test_without_the_constraint_the_same_model_writes_no_tree():
