@@ -43,8 +43,9 @@ def batches(constrained: bool) -> dict[str, Callable[[], Any]]:
 
     from configs import parsing_craft
     from t2t_jax import sharding
+    from t2t_jax.data.task import task_of
     from t2t_jax.decoding.beam_search import SearchOptions
-    from t2t_jax.decoding.grammars import tree_grammar
+    from t2t_jax.decoding.grammars import GRAMMARS
     from t2t_jax.decoding.pool import Ensemble, Request, search_all
     from t2t_jax.model.transformer import Transformer, TransformerConfig
 
@@ -54,7 +55,8 @@ def batches(constrained: bool) -> dict[str, Callable[[], Any]]:
     ids = np.ones((1, 2), np.int32)
     ensemble = Ensemble((model,), (jax.jit(model.init)(jax.random.key(0), ids, ids)["params"],))
     sources = np.random.default_rng(0).integers(3, config.data.source_vocab_size, (ROWS, 31)).tolist()
-    options = SearchOptions(**SEARCH, min_length=STEPS, constraint=tree_grammar(PIECES) if constrained else None)
+    grammar = GRAMMARS[task_of(config.data).grammar](PIECES)
+    options = SearchOptions(**SEARCH, min_length=STEPS, constraint=grammar if constrained else None)
     requests = [Request([*ids, 1], STEPS, features=[STEPS] * constrained) for ids in sources]
 
     def search():
