@@ -1,10 +1,10 @@
 """What a user of the page sees, in a real Chromium."""
 
-import dataclasses
 import json
 
 import pytest
 
+from t2t_jax.data.task import TASKS
 from t2t_jax.decoding.translator import Hypothesis
 from tests.serving.conftest import DEFAULTS, served
 from tests.visualization.conftest import chromium  # noqa: F401  (a fixture)
@@ -83,7 +83,7 @@ class Parser:
 
     def __init__(self, translator):
         self.ensemble, self.vocabularies, self.mesh = translator.ensemble, translator.vocabularies, translator.mesh
-        self.task = dataclasses.replace(translator.task, grammar="trees")
+        self.task = TASKS["parsing_in_order"]
 
     def translate(self, sentences, **options):
         return [[Hypothesis(TREE, ["▁XX"], -1.5, -1.25, 1, [-1.5])] for _ in sentences]
