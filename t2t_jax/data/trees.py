@@ -189,7 +189,8 @@ def rebuild(
     def open(label: str) -> None:
         siblings = stack[-1].children
         first = siblings[-1:] if in_order else []
-        if in_order and len(siblings) == (len(stack) > 1):  # a first child stays with its parent
+        kept = 1 if len(stack) > 1 else 0  # a constituent keeps its own first child
+        if in_order and len(siblings) == kept:
             repairs["no_first_child"] += 1
         elif len(stack) + sum(map(_height, first)) > DEEPEST:  # the stack has the root
             repairs["too_deep"] += 1

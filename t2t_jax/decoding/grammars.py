@@ -7,6 +7,7 @@ become well-formed.
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,22 +30,7 @@ def tree_grammar(pieces: tuple[str, ...], *, in_order: bool = False) -> Constrai
     many leaves as words, and EOS comes last, within the length limit. If the vocabulary has numbers of words, each leaf
     follows its own. `in_order` is the order of `trees.linearize`.
     """
-    symbols = _symbols(pieces)
-    closings = {symbol[1:]: id for id, symbol in symbols.items() if symbol.startswith(")")}
-    closing_of = np.zeros(len(pieces), np.int32)  # of each opening bracket
-    kinds = np.full(len(pieces), _FORBIDDEN, np.int8)
-    number_ids = np.full(NUMBERS, -1, np.int32)  # the token of each number
-    for id, symbol in symbols.items():
-        if (number := number_of(symbol)) is not None:
-            kinds[id], number_ids[number % NUMBERS] = _NUMBER, id
-        elif not symbol.startswith(("(", ")")):
-            kinds[id] = _LEAF
-        elif symbol.startswith(")"):
-            kinds[id] = _CLOSING
-        elif symbol[1:] in closings:
-            kinds[id], closing_of[id] = _OPENING, closings[symbol[1:]]
-    if _LEAF not in kinds:
-        raise InputError("constrained: the target vocabulary has no symbol for a word, such as XX; train the run anew")
+    kinds, closing_of, number_ids = _tables(pieces)
     tokens_per_word = 2 if _NUMBER in kinds else 1
 
     def process(
@@ -65,12 +51,11 @@ def tree_grammar(pieces: tuple[str, ...], *, in_order: bool = False) -> Constrai
         spare = (max_lengths - lengths - 1)[:, None] - (tokens_per_word * missing + depth + 1)
         follows_child = (last == _LEAF) | (last == _CLOSING)
         if in_order:  # the child before the bracket has at most `nested` levels
-            may_open = follows_child & (depth + nested < DEEPEST) & (spare > 0)
-            may_close = (depth > 0) & ~is_numbered
+            may_open, levels, may_close = follows_child, depth + nested, ~is_numbered
         else:
-            may_open = (missing > 0) & ~is_numbered & (depth < DEEPEST) & (spare > 0)
-            may_close = (depth > 0) & follows_child
-        closing = jnp.where(may_close, jnp.asarray(closing_of)[innermost], -1)
+            may_open, levels, may_close = (missing > 0) & ~is_numbered, depth, follows_child
+        may_open &= (levels < DEEPEST) & (spare > 0)
+        closing = jnp.where((depth > 0) & may_close, jnp.asarray(closing_of)[innermost], -1)
         kind, ids = jnp.asarray(kinds)[None, None], jnp.arange(len(pieces))[None, None]  # [1, 1, vocab]
         is_allowed = (
             (kind == _LEAF) & ((missing > 0) & (number < 0))[..., None]
@@ -83,6 +68,35 @@ def tree_grammar(pieces: tuple[str, ...], *, in_order: bool = False) -> Constrai
 
     count_words = lambda source: [len(words_of(source)) // tokens_per_word]
     return Constraint(process, largest_bonus=0.0, features=count_words)
+
+
+class _Tables(NamedTuple):
+    """The kind of each token, the closing bracket of each opening one, and the token of each number (−1: none)."""
+
+    kinds: Int[np.ndarray, " vocab"]
+    closing_of: Int[np.ndarray, " vocab"]
+    number_ids: Int[np.ndarray, " numbers"]
+
+
+def _tables(pieces: tuple[str, ...]) -> _Tables:
+    """What the grammar knows of a vocabulary; refuses one without a leaf."""
+    symbols = _symbols(pieces)
+    closings = {symbol[1:]: id for id, symbol in symbols.items() if symbol.startswith(")")}
+    closing_of = np.zeros(len(pieces), np.int32)
+    kinds = np.full(len(pieces), _FORBIDDEN, np.int8)
+    number_ids = np.full(NUMBERS, -1, np.int32)
+    for id, symbol in symbols.items():
+        if (number := number_of(symbol)) is not None:
+            kinds[id], number_ids[number % NUMBERS] = _NUMBER, id
+        elif not symbol.startswith(("(", ")")):
+            kinds[id] = _LEAF
+        elif symbol.startswith(")"):
+            kinds[id] = _CLOSING
+        elif symbol[1:] in closings:
+            kinds[id], closing_of[id] = _OPENING, closings[symbol[1:]]
+    if _LEAF not in kinds:
+        raise InputError("constrained: the target vocabulary has no symbol for a word, such as XX; train the run anew")
+    return _Tables(kinds, closing_of, number_ids)
 
 
 def _symbols(pieces: tuple[str, ...]) -> dict[int, str]:
