@@ -19,7 +19,7 @@ def matmul_output_dtype(dtype: DTypeLike) -> DTypeLike:
     return jnp.float32 if platform() == "cpu" else dtype
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+@functools.partial(jax.jit, static_argnums=(0, 3), inline=True)
 def einsum(equation: str, x: Array, y: Array, dtype: DTypeLike) -> Array:
     """`jnp.einsum(equation, x, y)`, multiplied in x's dtype, with a result of `dtype`.
 
@@ -27,6 +27,12 @@ def einsum(equation: str, x: Array, y: Array, dtype: DTypeLike) -> Array:
     float32. The gradient of `y` is rounded to y's dtype only, so that of a float32 kernel is never rounded to
     bfloat16. Forward-mode differentiation (jax.jvp) is not supported.
     """
+    # By jit, layers of the same shapes share one trace: jnp.einsum is slow to trace. Inlined, the program is the same.
+    return _einsum(equation, x, y, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
+def _einsum(equation, x, y, dtype):
     output_dtype = jnp.promote_types(dtype, matmul_output_dtype(x.dtype))
     return jnp.einsum(equation, x, y.astype(x.dtype), preferred_element_type=output_dtype).astype(dtype)
 
@@ -44,7 +50,7 @@ def _backward(equation, dtype, residuals, cotangent):
     return x_gradient, einsum(f"{x_axes},{result_axes}->{y_axes}", x, cotangent, y.dtype)
 
 
-einsum.defvjp(_forward, _backward)
+_einsum.defvjp(_forward, _backward)
 
 
 def dense(
