@@ -1,10 +1,11 @@
 """Records of finished runs: the scores of a run and the conditions they hold under, one small JSON file per run.
 
-    python -m experiments.records SWEEP FOLDER
+    python -m experiments.records RUNS FOLDER
 
-writes the records of a sweep's finished trials, SWEEP/ROW/seed_N, into FOLDER. The tables are rendered from records, so
-they can be rendered again without the runs. A finished run has `dev.hypotheses.txt` and `dev.reference.txt` beside its
-result.json; with these, each translation trial is compared with the base trial of the same seed (paired bootstrap).
+writes the record of the run RUNS, or those of a sweep's finished trials, RUNS/ROW/seed_N, into FOLDER. The tables are
+rendered from records, so they can be rendered again without the runs. A finished run has `dev.hypotheses.txt` and
+`dev.reference.txt` beside its result.json; with these, each translation trial is compared with the base trial of the
+same seed (paired bootstrap).
 """
 
 import argparse
@@ -220,12 +221,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("sweep", help="the sweep's --workdir")
+    parser.add_argument("runs", help="--workdir of a run or of a sweep")
     parser.add_argument("folder", help="where the records are written")
     options = parser.parse_args(argv)
 
     def write() -> None:
-        paths = write_records(options.folder, sweep_records(options.sweep))
+        is_run = (Path(options.runs) / "config.json").is_file()
+        records = [record_of(options.runs)] if is_run else sweep_records(options.runs)
+        paths = write_records(options.folder, records)
         print("".join(f"{path}\n" for path in paths), end="")
 
     return exit_code_of(write)

@@ -59,11 +59,12 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
 
 
 def hardware(mesh: Mesh) -> str:
-    """The devices of this run, for records."""
-    kind = mesh.devices.flat[0].device_kind
+    """The devices of this run, for records: COUNT × NAME. Devices that share one machine's cores count once."""
+    count, kind = mesh.devices.size, mesh.devices.flat[0].device_kind
     if kind == "cpu":
-        kind = f"{cpu_name()} ({os.cpu_count()} cores)"
-    return f"{mesh.devices.size} × {kind}, Python {platform.python_version()}"
+        count, devices = jax.process_count(), count // jax.process_count()
+        kind = f"{cpu_name()} ({os.cpu_count()} cores{f', {devices} devices' * (devices > 1)})"
+    return f"{count} × {kind}, Python {platform.python_version()}"
 
 
 def print_samples(sources: list[str], references: list[str], found: Evaluation, count: int) -> None:

@@ -102,13 +102,16 @@ def test_the_headline_is_the_named_score_and_sacrebleu_where_none_is_named():
             headline(scores, "dev")
 
 
-def test_the_command_writes_the_records_of_a_sweep(tmp_path, capsys):
+def test_the_command_writes_the_records_of_a_sweep_or_of_a_run(tmp_path, capsys):
     run_folder(tmp_path / "sweep/base/seed_0", None, WORSE, REFERENCES)
     run_folder(tmp_path / "sweep/c_n2/seed_0", None, REFERENCES, REFERENCES)
     assert main([str(tmp_path / "sweep"), str(tmp_path / "records")]) == 0
     names = [line.rpartition("/")[2] for line in capsys.readouterr().out.splitlines()]
     assert names == ["base_seed_0.json", "c_n2_seed_0.json"]
     assert read_records(tmp_path / "records") == sweep_records(tmp_path / "sweep")
+    assert main([str(tmp_path / "sweep/base/seed_0"), str(tmp_path / "one")]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/one/base_seed_0.json\n"
+    assert read_records(tmp_path / "one") == [record_of(tmp_path / "sweep/base/seed_0")]
     assert main([str(tmp_path / "absent"), str(tmp_path / "records")]) == 2
     assert capsys.readouterr().err == f"error: workdir: no folder {tmp_path}/absent\n"
 
