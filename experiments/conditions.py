@@ -3,20 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.records import Record
+from experiments.records import Record, changes
 
 
 def conditions(record: Record, full_steps: int, expected: Mapping[str, Any], measured: Sequence[str]) -> str:
-    """Training steps, averaging, departures from the `expected` config fields, seed, what was `measured`, time, code.
+    """Training steps, first weights, averaging, departures from the `expected` config fields, seed, what was
+    `measured`, time, code.
 
     `full_steps` are the training steps of the whole experiment.
     """
     steps, averaged = record["steps"], len(record["averaged_steps"])
     short = f", a shortened run: {full_steps:,} are the whole" if steps < full_steps else ""
-    changed = [f"{name}={value}" for name, value in record["config"].items() if value != expected.get(name)]
+    changed = [f"{name}={value}" for name, value in changes(record["config"], expected).items()]
     return "; ".join(
         [
             f"{steps:,} steps{short}",
+            *([f"from the weights of {record['init_from']}"] if record.get("init_from") else []),
             f"average of the last {averaged} checkpoints" if averaged > 1 else "the last checkpoint alone",
             *([f"departs from its config in {', '.join(changed)}"] if changed else []),
             f"seed {record['seed']}",

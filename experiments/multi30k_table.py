@@ -52,6 +52,7 @@ def by_system(records: Iterable[Record]) -> list[list[Record]]:
             )
         for split in TEST_SETS:
             need_scores({**record, **record.get("other_tests", {})}, split, ("lowercased_bleu", "sacrebleu"))
+        need_scores(record, "test", ("lowercased_signature", "sentences"))
         same = found.setdefault((record["row"], languages(record)), [])
         if record["seed"] in [other["seed"] for other in same]:
             raise InputError(f"run: {record['row']} has two runs with seed {record['seed']}; give one of them")
@@ -98,7 +99,7 @@ def notes(systems: Iterable[Sequence[Record]]) -> list[str]:
 def _conditions(record: Record) -> str:
     config, test = CONFIGS[record["config"]["data.corpus"]].get_config(), record["test"]
     measured = [f"{test['sentences']:,} sentences, {test['lowercased_signature']}"]
-    return conditions(record, record["train_steps_of_config"], fields_of(config.to_dict()), measured)
+    return conditions(record, config.train.train_steps, fields_of(config.to_dict()), measured)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

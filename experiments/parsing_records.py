@@ -16,47 +16,29 @@ from typing import Any
 
 from experiments.json_types import BOOLEAN, INTEGER, LIST, NUMBER, OBJECT, TEXT, check_names, check_types
 from experiments.records import (
-    RESULT_FIELDS,
+    PROVENANCE_FIELDS,
     Record,
     check_provenance,
     config_of,
     finished_result,
+    provenance_of,
     read_fields,
-    row_of,
     write_named,
 )
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
-from t2t_jax.files import existing_file, flat, read_object
+from t2t_jax.files import existing_file, read_object
 from t2t_jax.run_folder import RunFolder
 
 PERCENTAGES = ("f1", "precision", "recall", "exact_match")
 SCORES = (*PERCENTAGES, "sentences", "constrained", "invalid")
-_CONDITIONS = ("step", "checkpoints", "dtype", "options", "files")  # of a stored evaluation, beside its scores
-_PROVENANCE = tuple(field for field in RESULT_FIELDS if field not in ("dev", "test"))
-_FIELDS = ("row", "config", "train_steps_of_config", *SCORES, *_PROVENANCE, "evaluation")
+# Of a stored evaluation, beside its scores.
+_CONDITIONS = ("step", "checkpoints", "averaged_steps", "dtype", "options", "files")
+_FIELDS = ("row", "config", *SCORES, *PROVENANCE_FIELDS, "evaluation")
 
 _SCORE_TYPES = {**dict.fromkeys(PERCENTAGES, NUMBER), "sentences": INTEGER, "constrained": BOOLEAN, "invalid": INTEGER,
                 "repairs": OBJECT, "error_sentences": INTEGER, "skip_sentences": INTEGER,
                 "evaluation": OBJECT}  # fmt: skip
 _EVALUATION_TYPES = {"checkpoint": TEXT, "dtype": TEXT, "files": LIST}
-
-# Fields of a config: those that affect the scores, without the folders of one machine; of files only the names.
-_SECTIONS = ("model", "data", "optimizer", "train", "decode")
-_LEFT_OUT = frozenset(["data.directory", "data.archives", "train.seed", "train.train_steps", "train.log_interval",
-                       "train.accumulate", "train.on_nonfinite"])  # fmt: skip
-_FILE_FIELDS = ("data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
-
-
-def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """{'SECTION.FIELD': value} of the fields that affect the scores of a parser; of files, their names."""
-    fields = flat({section: config[section] for section in _SECTIONS})
-    kept = {field: value for field, value in fields.items() if field not in _LEFT_OUT}
-    return kept | {field: _names(kept[field]) for field in _FILE_FIELDS if field in kept}
-
-
-def _names(paths: Any) -> Any:
-    """Paths, separated by commas, without their folders, which belong to one machine."""
-    return ",".join(path.strip().rpartition("/")[2] for path in paths.split(",")) if isinstance(paths, str) else paths
 
 
 def parsing_record_of(path: str | Path) -> Record:
@@ -75,14 +57,8 @@ def parsing_record_of(path: str | Path) -> Record:
         scores, evaluation = _scores(result["test"], where), _end_of_training(result, config)
     averaged_steps, options = evaluation.pop("averaged_steps"), evaluation.pop("options")
     decode = {f"decode.{name}": value for name, value in check_types(options, {}, where).items()}
-    known = {
-        "row": row_of(run.path),
-        "config": fields_of(config) | decode,
-        "train_steps_of_config": config["train"]["train_steps"],
-        **{field: result[field] for field in (*_PROVENANCE, "training_flops", "training_pairs") if field in result},
-        "averaged_steps": averaged_steps,
-        "evaluation": evaluation,
-    }
+    known = provenance_of(run, result, config) | {"averaged_steps": averaged_steps, "evaluation": evaluation}
+    known["config"] |= decode
     check_provenance(known, str(run.path))
     return check_record(scores | known, where)
 
@@ -119,7 +95,7 @@ def _end_of_training(result: Mapping[str, Any], config: Mapping[str, Any]) -> di
 def _stored_evaluation(stored: dict[str, Any], result: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The conditions of a stored evaluation; `files` names the texts where they are not the run's own test set."""
     types = {"step": INTEGER, "checkpoints": OBJECT, "dtype": TEXT, "options": OBJECT, "files": OBJECT}
-    check_types(stored, types, where, types)
+    check_types(stored, types | {"averaged_steps": LIST}, where, types)
     if len(stored["checkpoints"]) != 1:
         raise InputError(f"evaluation: {where} is of {len(stored['checkpoints'])} runs; a record is of one")
     if stored["step"] != result["steps"]:
@@ -129,8 +105,10 @@ def _stored_evaluation(stored: dict[str, Any], result: Mapping[str, Any], where:
         )
     [checkpoint] = stored["checkpoints"].values()
     is_averaged = str(checkpoint).startswith("averaged")
+    # Evaluations of earlier versions do not say what was averaged: the run's own average, then.
+    of_run = result["averaged_steps"] if is_averaged else [stored["step"]]
     return {
-        "averaged_steps": result["averaged_steps"] if is_averaged else [stored["step"]],
+        "averaged_steps": (stored.get("averaged_steps") or [of_run])[0],
         "options": stored["options"],
         "checkpoint": checkpoint,
         "dtype": stored["dtype"],

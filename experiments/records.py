@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import paper
 from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_names, check_types, is_scalar
 from experiments.scores import SACREBLEU, headline_name
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
@@ -27,33 +26,41 @@ from t2t_jax.run_folder import RunFolder
 Record = dict[str, Any]
 Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
 
-RESULT_FIELDS = ("seed", "steps", "averaged_steps", "dev", "test", "parameters", "training_seconds",
-                 "target_tokens_per_second", "hardware", "commit", "date", "jax")  # fmt: skip
-RECORD_FIELDS = ("row", "config", "train_steps_of_config", *RESULT_FIELDS)
+PROVENANCE_FIELDS = ("seed", "steps", "averaged_steps", "parameters", "training_seconds", "target_tokens_per_second",
+                     "hardware", "commit", "date", "jax")  # fmt: skip
+_LATER_FIELDS = ("init_from", "training_flops", "training_pairs")  # results of earlier versions lack them
+RESULT_FIELDS = (*PROVENANCE_FIELDS, "dev", "test")
+RECORD_FIELDS = ("row", "config", *RESULT_FIELDS)
 CONFIG_FIELDS = ("data.corpus", "data.source_language", "data.target_language", "data.vocab_size",
                  "data.tokens_per_batch", "optimizer.learning_rate_factor", "optimizer.warmup_steps",
                  "train.label_smoothing", "train.dtype", "decode.beam_size", "decode.alpha",
                  "decode.max_extra_length")  # fmt: skip
-# Earlier records lack these.
-_LATER_FIELDS = ("data.cleaning.lowercase", "data.segmentations", "data.bpe_dropout", "train.r_drop")
 MODEL_FIELDS = ("model.num_layers", "model.d_model", "model.d_ff", "model.num_heads", "model.d_k", "model.d_v",
                 "model.dropout")  # fmt: skip
 
-_RECORD_TYPES = {"row": TEXT, "config": OBJECT, "train_steps_of_config": INTEGER, "seed": INTEGER, "steps": INTEGER,
-                 "averaged_steps": LIST, "dev": OBJECT, "test": OBJECT, "parameters": INTEGER,
-                 "training_seconds": NUMBER, "target_tokens_per_second": NUMBER, "hardware": TEXT, "commit": TEXT,
-                 "date": TEXT, "jax": TEXT, "training_flops": NUMBER, "training_pairs": INTEGER,
-                 "against_base": OBJECT,
+# Fields of a config that affect the scores, without the folders of one machine; of files only the names.
+_SECTIONS = ("model", "data", "optimizer", "train", "decode")
+_LEFT_OUT = frozenset(["data.directory", "data.archives", "train.seed", "train.train_steps", "train.log_interval",
+                       "train.accumulate", "train.on_nonfinite"])  # fmt: skip
+_FILE_FIELDS = ("data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
+
+_RECORD_TYPES = {"row": TEXT, "config": OBJECT, "seed": INTEGER, "steps": INTEGER, "averaged_steps": LIST,
+                 "dev": OBJECT, "test": OBJECT, "parameters": INTEGER, "training_seconds": NUMBER,
+                 "target_tokens_per_second": NUMBER, "hardware": TEXT, "commit": TEXT, "date": TEXT, "jax": TEXT,
+                 "init_from": TEXT, "training_flops": NUMBER, "training_pairs": INTEGER, "against_base": OBJECT,
                  "other_tests": OBJECT}  # fmt: skip
-_SCORE_TYPES = {"headline": TEXT, "paper_bleu": NUMBER, "paper_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT,
-                "perplexity": NUMBER, "sentences": INTEGER}  # fmt: skip
+_SCORE_TYPES = {"headline": TEXT, "paper_bleu": NUMBER, "paper_signature": TEXT, "lowercased_bleu": NUMBER,
+                "lowercased_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT, "perplexity": NUMBER,
+                "sentences": INTEGER}  # fmt: skip
 
 
 def _check_record(record: Record, where: str) -> Record:
     """Returns the record if all its fields have the types that the tables need."""
     check_provenance(record, where)
-    for split in ("dev", "test"):
-        check_types(record[split], _SCORE_TYPES, f"{where}: {split}")
+    others = record.get("other_tests", {})
+    check_names(others, f"{where}: other_tests")
+    for split, scores in {"dev": record["dev"], "test": record["test"], **others}.items():
+        check_types(scores, _SCORE_TYPES, f"{where}: {split}")
     if "against_base" in record:
         check_types(record["against_base"], {"p_value": NUMBER}, f"{where}: against_base", ["p_value"])
     return record
@@ -74,7 +81,7 @@ def check_provenance(record: Record, where: str) -> Record:
 
 def need_scores(record: Record, split: str, fields: Iterable[str]) -> None:
     """Refuses a record that lacks some of the scores that a table shows."""
-    check_types(record[split], {}, where_of(record, split), fields)
+    check_types(record.get(split, {}), {}, where_of(record, split), fields)
 
 
 def where_of(record: Record, split: str) -> str:
@@ -83,18 +90,20 @@ def where_of(record: Record, split: str) -> str:
 
 
 def record_of(run_folder: str | Path) -> Record:
-    """The record of a finished run. Its row is the name of its folder, or of the parent folder of seed_N.
-
-    `train_steps_of_config` is the paper's number for a row of Table 3, otherwise the number in the run's config.
-    `training_flops` and `other_tests` are present where the run has them.
-    """
+    """The record of a finished run; with `other_tests`, where the corpus has several test sets."""
     run = RunFolder.open(run_folder)
-    result, row, config = finished_result(run), row_of(run.path), config_of(run)
-    full = paper.train_steps(row) if row in paper.TABLE_3 else config["train"]["train_steps"]
-    later = {field: result[field] for field in ("training_flops", "other_tests") if result.get(field)}
-    numbers = {field: result[field] for field in RESULT_FIELDS} | later
-    record = {"row": row, "config": fields_of(config), "train_steps_of_config": full} | numbers
+    result, config = finished_result(run), config_of(run)
+    record = provenance_of(run, result, config) | {"dev": result["dev"], "test": result["test"]}
+    if result.get("other_tests"):
+        record["other_tests"] = result["other_tests"]
     return _check_record(record, str(run.path))
+
+
+def provenance_of(run: RunFolder, result: Mapping[str, Any], config: Mapping[str, Any]) -> Record:
+    """All of a record but its scores. Its row is the name of the run's folder, or of the parent folder of seed_N."""
+    later = {field: result[field] for field in _LATER_FIELDS if result.get(field)}
+    numbers = {field: result[field] for field in PROVENANCE_FIELDS} | later
+    return {"row": row_of(run.path), "config": fields_of(config)} | numbers
 
 
 def finished_result(run: RunFolder) -> dict[str, Any]:
@@ -123,10 +132,22 @@ def row_of(path: Path) -> str:
     return path.parent.name if re.fullmatch(r"seed_\d+", path.name) else path.name
 
 
-def fields_of(config: dict[str, Any]) -> dict[str, Any]:
-    """{'SECTION.FIELD': value} of the fields that affect the scores: the whole model, and `CONFIG_FIELDS`."""
-    model, found = {f"model.{name}": value for name, value in config["model"].items()}, flat(config)
-    return model | {field: found[field] for field in (*CONFIG_FIELDS, *_LATER_FIELDS) if field in found}
+def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """{'SECTION.FIELD': value} of the fields that affect the scores; of files, their names."""
+    fields = flat({section: config[section] for section in _SECTIONS})
+    kept = {field: value for field, value in fields.items() if field not in _LEFT_OUT}
+    names = {field: _names(kept[field]) for field in _FILE_FIELDS if field in kept}
+    return kept | names | {"evaluate.dtype": config.get("evaluate", {}).get("dtype", "float32")}
+
+
+def _names(paths: Any) -> Any:
+    """Paths, separated by commas, without their folders, which belong to one machine."""
+    return ",".join(path.strip().rpartition("/")[2] for path in paths.split(",")) if isinstance(paths, str) else paths
+
+
+def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `fields` with another value than in `expected`. Records of earlier versions lack later fields."""
+    return {field: value for field, value in fields.items() if field in expected and value != expected[field]}
 
 
 def sweep_records(workdir: str | Path) -> list[Record]:

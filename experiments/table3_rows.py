@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments import paper
-from experiments.records import Record, fields_of, need_scores, where_of
+from experiments.records import Record, changes, fields_of, need_scores, where_of
 from experiments.scores import SACREBLEU, headline
 from experiments.sweep.plan import parse_config, row_files
 from t2t_jax.errors import InputError
@@ -30,7 +30,7 @@ class Row:
     printed: dict[str, Any]  # empty where the paper has no such row
     records: list[Record]  # one per seed
     settings: dict[str, Any]  # ours, of the columns that the paper fills in this row and of those that differ from base
-    other_changes: dict[str, Any]  # config fields without a column that differ from base
+    other_changes: dict[str, Any]  # config fields without a column that neither base nor the row's config explains
 
     def measured(self, column: str) -> list[float]:
         """One value per seed. In the BLEU column, ours is the headline score."""
@@ -132,21 +132,22 @@ def _row(name: str, printed: dict[str, Any], by_row: dict[str, list[Record]], fi
     records = by_row.get(name, [])
     if printed and not records:
         return Row(name, printed, [], {}, {})
+    of_file, base_file = (_read_config(files[row]) if row in files else {} for row in (name, "base"))
     if records:
         config, base = _trained_config(records), _trained_config(by_row.get("base", []))
     else:
-        config, base = _read_config(files[name]), _read_config(files["base"]) if "base" in files else {}
-    if name == "base":
-        base = {}
+        config, base = of_file, base_file
     settings = {
         column: config[field]
         for column, field in SETTINGS.items()
-        if column in printed or config[field] != base.get(field)
+        if column in printed or name == "base" or config[field] != base.get(field)
     }
+    ablation = changes(of_file, base_file) if printed else {}
+    departures = changes(config, of_file if name == "base" else base)
     other_changes = {
         field: value
-        for field, value in config.items()
-        if base and field not in SETTINGS.values() and value != base.get(field)
+        for field, value in departures.items()
+        if field not in SETTINGS.values() and (field, value) not in ablation.items()
     }
     return Row(name, printed, records, settings, other_changes)
 

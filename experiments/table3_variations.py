@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from experiments import paper
 from experiments.figure_file import figure_file
 from experiments.records import Record, read_records, sweep_records
 from experiments.sweep.plan import CONFIGS
@@ -93,7 +94,7 @@ def _setting(column: str, value: Any) -> str:
 def notes(table: Table) -> list[str]:
     """The conditions of the numbers."""
     records = [record for row in table.trained for record in row.records]
-    conditions = [*_shortened(table.trained), *sorted({_conditions(record) for record in records})]
+    conditions = [*_shortened(table.comparable), *sorted({_conditions(record) for record in records})]
     if not records:
         numbers = "the paper's numbers" if any(row.printed for row in table.rows) else "the settings"
         return [f"No records: {numbers} alone.", *_other_changes(table)]
@@ -125,18 +126,19 @@ def _correlations(table: Table) -> list[str]:
 
 
 def _other_changes(table: Table) -> list[str]:
-    """What distinguishes rows of our own, where no column shows it."""
+    """What no column shows: how base departs from its config, which holds for all rows, and a row from its ablation."""
     return [
-        f"{row.name}: {', '.join(f'{field}={value}' for field, value in row.other_changes.items())}."
+        f"{'All rows' if row.name == 'base' else row.name}: "
+        f"{', '.join(f'{field}={value}' for field, value in row.other_changes.items())}."
         for row in table.rows
-        if row.other_changes and not row.printed
+        if row.other_changes
     ]
 
 
 def _shortened(rows: Sequence[Row]) -> list[str]:
     by_steps: dict[str, list[str]] = {}
     for row in rows:
-        steps, full = row.records[0]["steps"], row.records[0]["train_steps_of_config"]
+        steps, full = row.records[0]["steps"], paper.train_steps(row.name)
         if steps < full:
             by_steps.setdefault(f"{steps:,} steps instead of {full:,}", []).append(row.name)
     return [f"Shortened runs, {steps}: {', '.join(names)}." for steps, names in by_steps.items()]

@@ -19,8 +19,8 @@ from typing import Any
 from configs import parsing_semi, parsing_wsj
 from experiments import paper
 from experiments.conditions import conditions
-from experiments.parsing_records import fields_of, parsing_record_of, read_parsing_record
-from experiments.records import Record, load
+from experiments.parsing_records import parsing_record_of, read_parsing_record
+from experiments.records import Record, fields_of, load
 from experiments.tables import FORMATS, print_notes, render
 from t2t_jax.errors import InputError, exit_code_of
 
@@ -126,7 +126,7 @@ def notes(records: Sequence[Record]) -> list[str]:
 
 
 def _conditions(record: Record) -> str:
-    full, expected = record["train_steps_of_config"], record["config"]
+    full, expected = record["steps"], record["config"]
     if setting := setting_of(record):
         config = EXPERIMENTS[setting].get_config()
         own_files = {"data.train": expected.get("data.train")}

@@ -7,6 +7,7 @@ import pytest
 import main
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
+from t2t_jax.files import read_object
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
 from tests.runs import tiny_config
@@ -46,6 +47,9 @@ def test_it_learns_and_an_interrupted_run_resumes_exactly(pretrained, tmp_path):
         config = config_of(tmp_path, train__train_steps=steps)
         train(config, str(tmp_path / "parts"), init_from=str(pretrained))
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 6)
+    for run in ("whole", "parts"):
+        assert read_object(tmp_path / run / "result.json")["init_from"] == f"{pretrained}, averaged checkpoint 6"
+    assert read_object(pretrained / "result.json")["init_from"] == ""
 
 
 def test_another_vocabulary_is_refused(pretrained, tmp_path):

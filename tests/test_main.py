@@ -213,6 +213,7 @@ def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
         (6, 4, "float32"),
         (4, 1, "bfloat16"),
     }
+    assert {tuple(kept["averaged_steps"][0]) for kept in stored} == {(4, 6), (4,)}
     assert f"stored in {run}/evaluations/step_6_" in errors and (Path(run) / "result.json").read_bytes() == own
 
     prefix = toy_corpus.write(tmp_path / "other", toy_corpus.pairs(7, seed=5))

@@ -11,8 +11,9 @@ from typing import Any
 from experiments.json_types import NUMBER, check_types, is_number
 from experiments.scores import headline
 from experiments.sweep.trial_process import HUNG
-from t2t_jax.errors import DamagedError, shown
+from t2t_jax.errors import DamagedError, InputError, shown
 from t2t_jax.files import flat, read_object, try_lock
+from t2t_jax.run_folder import RunFolder
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 
@@ -71,12 +72,12 @@ class Trial:
         try:
             problem = self._config_mismatch()
             return (FAILED, problem) if problem else (FINISHED, self._scores())
-        except DamagedError as error:
+        except (DamagedError, InputError) as error:
             return FAILED, f"{error}; delete its folder to train it again"
 
     def _config_mismatch(self) -> str | None:
         """A setting that differs from the trained one, if any. For unfinished trials `main.py` makes this check."""
-        trained, wanted = flat(_read_object(self.folder / "config.json")), flat(self.settings)
+        trained, wanted = flat(RunFolder.open(self.folder).config), flat(self.settings)
         for field in trained.keys() & wanted.keys():
             if trained[field] != wanted[field]:
                 return (

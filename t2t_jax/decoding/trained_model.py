@@ -22,6 +22,7 @@ class TrainedModel(NamedTuple):
     task: Task
     step: int
     checkpoint: str
+    averaged_steps: list[int]  # of the checkpoints that `params` are the average of; otherwise `step` alone
     data: str | None  # the fingerprint of the token store; None for an imported model
 
 
@@ -56,6 +57,7 @@ def restore(path: str | Path, step: int | str | None = None) -> TrainedModel:
         task=task_of(config["data"]),
         step=checkpoint.step,
         checkpoint=name,
+        averaged_steps=checkpoint.metadata.get("averaged_steps", [checkpoint.step]),
         data=checkpoint.metadata.get("data"),
     )
 

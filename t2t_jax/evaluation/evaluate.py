@@ -150,6 +150,7 @@ def evaluate_run(
     conditions = {
         "step": members[0].step,
         "checkpoints": {url_of(member.run.path): member.checkpoint for member in members},
+        "averaged_steps": [member.averaged_steps for member in members],
         "dtype": dtype,
         "options": options,
         "files": files,

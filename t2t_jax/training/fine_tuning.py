@@ -23,6 +23,10 @@ class Pretrained(NamedTuple):
     checkpoint: str
     params: Any
 
+    @property
+    def name(self) -> str:
+        return f"{self.path}, {self.checkpoint}"
+
 
 def pretrained(config: ConfigDict, path: str) -> tuple[ConfigDict, Pretrained]:
     """The trained model in a run folder or a Marian folder, and `config` with its sizes and its vocabularies.

@@ -45,7 +45,7 @@ class Progress:
         saved: dict[str, Any],
         watchdog: Watchdog,
     ):
-        """`saved` is what `totals` returned at `step`, {} at step 0.
+        """`saved` is what `totals` returned at `step`; at step 0 nothing, or `init_from` alone.
 
         `peak_flops` is the rate of all devices together, 0 where it is unknown. With `skip_nonfinite`, updates with a
         number that is not finite have been skipped: they are counted and reported.
@@ -64,12 +64,14 @@ class Progress:
         self.skipped, self._pairs_crc32 = (saved.get(name, 0) for name in ("skipped", "pairs_crc32"))
         self._checksum, self._checksum_of_own_rows = saved.get("batches_checksum", 0), 0
         self._skipped_in_a_row, self._logged_step = 0, saved.get("logged_step", 0)
+        self.init_from = saved.get("init_from", "")  # whose weights step 0 had; random ones without it
         self._clock = time.monotonic()
 
     def totals(self) -> dict[str, Any]:
         """What a resumed run needs, to log what an uninterrupted one would have logged."""
         totals = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
         totals |= {"skipped": self.skipped, "logged_step": self._logged_step, "since_log": dict(self._since_log)}
+        totals |= {"init_from": self.init_from}
         return totals | {"batches_checksum": self.batches_checksum(), "pairs_crc32": self._pairs_crc32}
 
     @contextlib.contextmanager

@@ -32,6 +32,7 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
         "other_tests": {split: found[split].scores for split in store.test_sets if split != "test"},
         "averaged_steps": averaged.metadata["averaged_steps"],
         "steps": averaged.step,
+        "init_from": progress.init_from,
         "training_pairs": store.report.kept,
         "parameters": sum(x.size for x in jax.tree.leaves(averaged.params)),
         "seed": config.train.seed,

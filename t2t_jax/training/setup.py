@@ -121,7 +121,7 @@ def restore_or_init(
 ) -> tuple[TrainState, dict[str, Any]]:
     """The state of the last checkpoint, or a new one, on every device; and the progress saved with it.
 
-    A new state has the parameters of `start`, if that is given, in place of random ones.
+    A new state has the parameters of `start`, if that is given, in place of random ones; the progress says so.
     """
     config, model, optimizer, mesh = experiment.config, experiment.model, experiment.optimizer, experiment.mesh
     key = jax.random.key(config.train.seed)
@@ -139,9 +139,9 @@ def restore_or_init(
             raise InputError(f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it")
         state = jax.jit(init, out_shardings=layout)(key)
         if start:
-            say(f"starting from the weights of {start.path}, {start.checkpoint}")
+            say(f"starting from the weights of {start.name}")
             state = state._replace(params=jax.device_put(start.params, layout.params))
-        return state, {}
+        return state, {"init_from": start.name} if start else {}
     for name, value in belongs_to.items():
         if found.metadata.get(name) != value:
             raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")

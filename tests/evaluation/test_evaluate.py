@@ -81,7 +81,7 @@ def test_a_run_is_scored_in_its_own_target_language(tmp_path, monkeypatch):
     write_object(tmp_path / "config.json", {"model": {"d_model": 4}, "data": data, "decode": OPTIONS})
     for name, line in {"source": "Ein CDU-Politiker in Bonn .", "reference": "Der CDU-Politiker in Bonn ."}.items():
         (tmp_path / name).write_text(line + "\n")
-    trained = TrainedModel(RunFolder(tmp_path), None, None, None, None, 7, "averaged checkpoint 7", None)
+    trained = TrainedModel(RunFolder(tmp_path), None, None, None, None, 7, "averaged checkpoint 7", [7], None)
     monkeypatch.setattr("t2t_jax.evaluation.evaluate.restore_all", lambda workdir, step: [trained])
     monkeypatch.setattr("t2t_jax.evaluation.evaluate.translator_of", lambda members, dtype: Echo())
     files = {name: str(tmp_path / name) for name in ("source", "reference")}

@@ -45,4 +45,4 @@ def run_folder(path: Path, config=None, hypotheses=(), references=(), **changes)
 def record(row, config=None, **changes):
     """A record of a row; its config is the base model's unless given."""
     fields = fields_of((config or base_ende.get_config()).to_dict())
-    return {"row": row, "config": fields, "train_steps_of_config": 100_000} | result(**changes)
+    return {"row": row, "config": fields} | result(**changes)

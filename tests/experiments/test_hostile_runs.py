@@ -27,7 +27,7 @@ BROKEN = {
 }
 OTHERS = {"list": [1, 2], "string": "steps", "number": 3, "null": None, "object in a list": [{"steps": 3}]}
 VALUE_OF_OTHER_TYPE = {
-    "row": 3, "config": [], "train_steps_of_config": "many", "seed": "../../evil", "steps": None, "averaged_steps": 5,
+    "row": 3, "config": [], "init_from": 3, "seed": "../../evil", "steps": None, "averaged_steps": 5,
     "dev": None, "test": "good", "parameters": True, "training_seconds": "long", "target_tokens_per_second": [],
     "hardware": 8, "commit": None, "date": {}, "jax": 0.1, "training_flops": "all",
 }  # fmt: skip
@@ -88,7 +88,7 @@ def test_a_field_of_the_wrong_type_is_named(tmp_path, capsys, field, value):
     ]:
         code, line = refused(capsys, command, *arguments)
         assert code == 4 and f"one.json is damaged: {field} is " in line
-    if field not in ("row", "config", "train_steps_of_config"):
+    if field not in ("row", "config"):
         run = run_folder(tmp_path / "sweep/base/seed_0", **{field: value})
         code, line = refused(capsys, records.main, tmp_path / "sweep", tmp_path / "out")
         assert code == 4 and f"{run} is damaged: {field} is " in line and not (tmp_path / "out").exists()

@@ -1,5 +1,6 @@
 import csv
 import io
+import re
 
 import pytest
 
@@ -34,10 +35,11 @@ def test_seeds_of_a_row_are_one_line_with_mean_and_deviation(tmp_path, capsys):
     """By hand: the mean of 40, 41 and 42 is 41, their standard deviation 1; two records of one row, two languages."""
     config, cased = multi30k_ende.get_config(), multi30k_ende.get_config()
     cased.data.cleaning.lowercase, cased.data.segmentations = False, 20
-    seeds = [run("tiny", config, seed, (40.0 + seed, 33.0, 29.0), parameters=2_600_000) for seed in (2, 0, 1)]
+    whole, continued = {"steps": 8000}, {"steps": 4000, "init_from": "runs/tiny, checkpoint 8000"}
+    seeds = [run("tiny", config, seed, (40.0 + seed, 33.0, 29.0), parameters=2_600_000, **whole) for seed in (2, 0, 1)]
     paths = write_records(tmp_path, seeds)
-    other = write_records(tmp_path / "more", [run("own", cased, parameters=2_600_000)])
-    french = write_records(tmp_path / "fr", [run("tiny", multi30k_enfr.get_config(), parameters=2_600_000)])
+    other = write_records(tmp_path / "more", [run("own", cased, parameters=2_600_000, **continued)])
+    french = write_records(tmp_path / "fr", [run("tiny", multi30k_enfr.get_config(), parameters=2_600_000, **whole)])
     rows, notes = as_csv(capsys, *paths, *other, *french)
     assert rows == [
         PUBLISHED,
@@ -47,6 +49,8 @@ def test_seeds_of_a_row_are_one_line_with_mean_and_deviation(tmp_path, capsys):
     ]
     lines = [line for line in notes.splitlines() if line]
     assert len(lines) == 5 and [f"seed {n}" in line for n, line in enumerate(lines[:3])] == [True] * 3
+    assert ": 8,000 steps; the" in lines[0]
+    assert ": 4,000 steps, a shortened run: 8,000 are the whole; from the weights of runs/tiny, checkpoint" in lines[3]
     departures = "departs from its config in data.cleaning.lowercase=False, data.segmentations=20"
     assert departures in lines[3] and "departs" not in lines[0] + lines[4] and "case:lc" in lines[0]
 
@@ -66,6 +70,33 @@ def test_runs_that_it_cannot_show_are_refused(tmp_path, capsys, found, code, err
     assert main(list(map(str, write_records(tmp_path, [found])))) == code
     out, errors = capsys.readouterr()
     assert out == "" and error in errors and len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("scores", "error"),
+    [
+        ({"lowercased_signature": None}, "lowercased_signature is None; it must be a line of text"),
+        ({"lowercased_bleu": "41.2"}, "lowercased_bleu is '41.2'; it must be a number"),
+        ({"sentences": ...}, "one, seed 0: test has no sentences"),
+    ],
+)
+def test_damaged_and_incomplete_scores_are_one_line(tmp_path, capsys, scores, error):
+    found = run("one", multi30k_ende.get_config())
+    found["test"] = {name: value for name, value in (found["test"] | scores).items() if value is not ...}
+    assert main(list(map(str, write_records(tmp_path, [found])))) == 4
+    out, errors = capsys.readouterr()
+    assert out == "" and re.search(error, errors) and len(errors.splitlines()) == 1
+
+
+def test_the_other_test_sets_are_checked_too(tmp_path, capsys):
+    found = run("one", multi30k_ende.get_config())
+    for scores in ({"lowercased_bleu": None}, [], {}):
+        found["other_tests"] = found["other_tests"] | {"test_2017_flickr": scores}
+        assert main(list(map(str, write_records(tmp_path, [found])))) == 4
+        assert "test_2017_flickr" in capsys.readouterr().err
+    del found["other_tests"]
+    assert main(list(map(str, write_records(tmp_path, [found])))) == 4
+    assert "test_2017_flickr has no lowercased_bleu" in capsys.readouterr().err
 
 
 def test_a_run_that_is_given_twice_is_refused(tmp_path, capsys):

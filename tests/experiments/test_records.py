@@ -2,7 +2,16 @@ import pytest
 
 from configs import base_ende
 from configs.table3 import a_h4
-from experiments.records import main, read_records, record_of, significance_against, sweep_records, write_records
+from experiments.records import (
+    changes,
+    fields_of,
+    main,
+    read_records,
+    record_of,
+    significance_against,
+    sweep_records,
+    write_records,
+)
 from experiments.scores import headline
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.evaluation.significance import paired_bootstrap
@@ -19,22 +28,28 @@ def compared(hypotheses, baseline):
 
 
 def test_a_record_has_the_scores_and_their_conditions(tmp_path):
-    run = run_folder(tmp_path / "a_h4/seed_7", a_h4.get_config(), seed=7, steps=3000, training_flops=10**18)
+    numbers = {"seed": 7, "steps": 3000, "training_flops": 10**18, "init_from": "runs/other, checkpoint 6"}
+    run = run_folder(tmp_path / "a_h4/seed_7", a_h4.get_config(), **numbers)
     found = record_of(run)
-    assert (found["row"], found["seed"], found["steps"], found["train_steps_of_config"]) == ("a_h4", 7, 3000, 100_000)
+    assert (found["row"], found["seed"], found["steps"]) == ("a_h4", 7, 3000)
     assert (found["config"]["model.num_heads"], found["config"]["model.d_k"]) == (4, 128)
     assert found["config"]["data.corpus"] == "wmt14_ende" and found["config"]["train.label_smoothing"] == 0.1
     assert found["dev"]["perplexity"] == 6.25 and found["test"]["paper_bleu"] == 22.75
-    assert found["training_flops"] == 10**18
-    assert "training_flops" not in record_of(run_folder(tmp_path / "other"))
+    assert (found["training_flops"], found["init_from"]) == (10**18, "runs/other, checkpoint 6")
+    other = record_of(run_folder(tmp_path / "mine", init_from=""))
+    assert other["row"] == "mine" and "training_flops" not in other and "init_from" not in other
 
 
-def test_a_run_outside_a_sweep_takes_row_and_train_steps_from_its_folder_and_config(tmp_path):
-    config = base_ende.get_config()
-    config.train.train_steps = 500
-    found = record_of(run_folder(tmp_path / "mine", config))
-    assert (found["row"], found["train_steps_of_config"]) == ("mine", 500)
-    assert record_of(run_folder(tmp_path / "big/seed_0"))["train_steps_of_config"] == 300_000
+def test_a_record_has_every_field_that_affects_the_scores():
+    same = fields_of(base_ende.get_config().to_dict())
+    for section, field, value in [
+        ("data", "max_length", 32), ("data", "vocab_kind", "unigram"), ("data", "packing", False),
+        ("optimizer", "beta2", 0.999), ("decode", "early_stop", "beam_full"), ("evaluate", "dtype", "bfloat16"),
+    ]:  # fmt: skip
+        config = base_ende.get_config()
+        config[section][field] = value
+        assert changes(fields_of(config.to_dict()), same) == {f"{section}.{field}": value}
+    assert changes({"model.later": 1} | same, same) == changes(same, {"model.later": 1} | same) == {}
 
 
 def test_records_are_read_as_they_were_written(tmp_path):

@@ -15,6 +15,7 @@ from experiments.sweep.plan import make_trials, parse_config, row_files
 from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trials import FAILED, FINISHED, RUNNING
 from t2t_jax.files import write_object
+from tests.experiments.runs import run_folder
 from tests.experiments.sweeps import ROOT, Sweep
 from tests.test_configs import flat
 from tests.test_resume import assert_same_run
@@ -109,6 +110,22 @@ def test_there_is_one_slot_per_gpu_and_without_gpus_the_slots_share_the_cores(mo
     assert sorted(core for slot in slots for core in slot.cores) == sorted(cores)
     assert all("CUDA_VISIBLE_DEVICES" not in slot.environment for slot in slots)
     assert worker_slots(1)[0].cores == cores
+
+
+def test_a_trial_from_before_there_was_a_field_is_finished_only_with_what_was_done_then(tmp_path):
+    def outcome(*changes):
+        [trial] = make_trials("table3", tmp_path, "c_n2", 1, changes)
+        return trial.outcome()
+
+    config = parse_config(row_files("table3")["c_n2"])
+    run = run_folder(tmp_path / "c_n2/seed_0", config)
+    old = config.to_dict()
+    del old["train"]["r_drop"], old["data"]["segmentations"]
+    write_object(run / "config.json", old)
+    assert outcome()[0] == FINISHED
+    for change, problem in (("train.r_drop=5", "train.r_drop is 5.0, but"), ("data.segmentations=9", "finished with 1")):
+        state, details = outcome(change)
+        assert state == FAILED and problem in details
 
 
 # --- Running -----------------------------------------------------------------------------------------------

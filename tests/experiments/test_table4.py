@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from configs import base_ende, parsing_semi, parsing_wsj
 from experiments import paper, parsing_records, table2_translation, table4_parsing
 from experiments.parsing_records import (
-    fields_of,
     parsing_record_of,
     read_parsing_record,
     run_of,
     write_parsing_records,
 )
-from experiments.records import write_records
+from experiments.records import fields_of, write_records
 from experiments.table4_parsing import HEADER, notes, table
 from t2t_jax.errors import InputError, StopError
 from t2t_jax.files import write_object
@@ -76,7 +75,7 @@ def test_a_record_has_the_scores_of_one_evaluation_and_the_conditions_of_its_run
     assert (found["f1"], found["precision"], found["recall"], found["exact_match"]) == (81.5, 83.5, 79.75, 25.0)
     assert (found["sentences"], found["constrained"], found["invalid"], found["repairs"]) == (2000, True, 0, {})
     assert (found["row"], found["seed"], found["steps"], found["training_pairs"]) == ("parsing_craft", 7, 9000, 25_095)
-    assert found["averaged_steps"] == [7000, 8000, 9000] and found["train_steps_of_config"] == 100_000
+    assert found["averaged_steps"] == [7000, 8000, 9000]
     assert found["commit"].startswith("01234567") and found["training_seconds"] == 43_200.0
     assert found["hardware"].startswith("8 × NVIDIA H100") and found["jax"] == "0.10.2"
     assert found["config"]["model.d_model"] == 256 and found["config"]["optimizer.warmup_steps"] == 4000
@@ -102,6 +101,13 @@ def test_a_checkpoint_that_is_no_average_is_recorded_alone(tmp_path):
     run = parsing_run(tmp_path / "run")
     found = parsing_record_of(stored_evaluation(run, checkpoints={"elsewhere/run": "checkpoint 9000"}))
     assert found["averaged_steps"] == [9000]
+
+
+def test_a_later_average_is_recorded_with_the_checkpoints_that_it_is_of(tmp_path):
+    run = parsing_run(tmp_path / "run")
+    assert parsing_record_of(stored_evaluation(run))["averaged_steps"] == [7000, 8000, 9000]  # of earlier versions
+    found = parsing_record_of(stored_evaluation(run, averaged_steps=[[8000, 9000]]))
+    assert found["averaged_steps"] == [8000, 9000]
 
 
 def test_a_record_names_files_without_their_folders(tmp_path):
@@ -245,7 +251,7 @@ def test_notes_give_the_conditions_of_each_row(tmp_path):
     [rules, note] = notes([record(tmp_path)])
     assert "EVALB's rules with COLLINS.prm" in rules
     for part in [
-        "Transformer (3 layers), ours, craft.train.mrg.gz, 25,095 trees, repaired: 9,000 steps, a shortened run",
+        "Transformer (3 layers), ours, craft.train.mrg.gz, 25,095 trees, repaired: 9,000 steps; "
         "average of the last 3 checkpoints; seed 0; N=3, d_model=256, d_ff=1024, h=4, 63,045,632 parameters",
         "2,000 sentences, beam size 4, α 0.3, input + 300 pieces, float32",
         "25 invalid outputs (unclosed 1,030, missing_word 4); 12.0 hours of training on 8 × NVIDIA H100",
