@@ -123,7 +123,7 @@ def test_a_trial_from_before_there_was_a_field_is_finished_only_with_what_was_do
     del old["train"]["r_drop"], old["data"]["segmentations"]
     write_object(run / "config.json", old)
     assert outcome()[0] == FINISHED
-    for change, problem in (("train.r_drop=5", "train.r_drop is 5.0, but"), ("data.segmentations=9", "finished with 1")):
+    for change, problem in (("train.r_drop=5", "r_drop is 5.0, but"), ("data.segmentations=9", "finished with 1")):
         state, details = outcome(change)
         assert state == FAILED and problem in details
 
