@@ -30,6 +30,9 @@ _MANIFEST = "manifest.json"
 _UNFINISHED, _REMOVED = ".unfinished", ".removed"  # suffixes of folders being written or deleted
 _ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of folders that Orbax is writing
 
+# Errors of reading that say nothing about the bytes: what cannot be read now must not be taken for damaged.
+_NOT_DAMAGE = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
+
 _ATTEMPTS = 20  # to read the newest step while a trainer deletes old ones
 
 Tree = Any
@@ -122,12 +125,16 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Raises AbsentError where the step is not there (any more), DamagedError where it cannot be read."""
+        """Raises AbsentError where the step is not there (any more), DamagedError where its content is wrong."""
         try:
             yield
         except InterruptedRun:
             raise
+        except MemoryError as error:
+            raise InputError(f"checkpoint {step} of {self.directory} needs more memory than is free: {error}") from None
         except Exception as error:  # Orbax raises whatever its parts do
+            if isinstance(error, OSError) and error.errno in _NOT_DAMAGE:
+                raise
             if not self._folder(step).is_dir():
                 raise self._absent(step) from None
             reason = " ".join(str(error).split())[:300]

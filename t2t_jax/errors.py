@@ -51,7 +51,8 @@ def choice(field: str, value: str, allowed: Iterable[str]) -> str:
 
 # Errors of the file system that the user has to mend, not this code.
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP,
-            errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST)  # fmt: skip
+            errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST, errno.EMFILE,
+            errno.ENFILE)  # fmt: skip
 _NAMED_IN_TEXT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 
 

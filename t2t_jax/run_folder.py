@@ -18,11 +18,12 @@ from t2t_jax.errors import DamagedError, InputError, StopError, shown, storage_r
 from t2t_jax.event_file import EventFile
 from t2t_jax.files import flat, read_object, try_lock, write_bytes, write_lines, write_object
 
-# What may change when a run is resumed: nothing that changes the weights. The text may be moved, as checkpoints hold
-# its checksum.
+# What may change when a run is resumed: nothing that changes the weights. Text and vocabularies may be moved, as
+# checkpoints hold their checksums.
 _FREE_SECTIONS = ("checkpoint", "decode", "evaluate", "machine")
-_FREE_FIELDS = ("train.train_steps", "train.log_interval", "train.accumulate", "data.directory", "data.train",
-                "data.dev", "data.test", "train.on_nonfinite")  # fmt: skip
+_FREE_FIELDS = ("train.train_steps", "train.log_interval", "train.accumulate", "train.on_nonfinite", "data.directory",
+                "data.archives", "data.train", "data.dev", "data.test", "data.vocabulary",
+                "data.source_vocabulary")  # fmt: skip
 
 # Fields that change something only where another field is True.
 _ONLY_WITH = {"data.packing_shapes": "data.packing"}

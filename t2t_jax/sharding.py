@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,10 +19,11 @@ from jax._src import distributed  # the address of process 0 and its key-value s
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from t2t_jax import peers
+from t2t_jax import peers, signals
 from t2t_jax.errors import InputError, Range
 
 DATA, MODEL = "data", "model"
+_JOIN_SECONDS = 300
 PEER_TIMEOUT_SECONDS = Range(5, 86_400)  # a busy machine may miss heartbeats for a second or two
 
 # The axis that tensor parallelism shards (heads, d_ff or vocabulary), by the last two parts of a parameter's name.
@@ -133,10 +135,15 @@ def joined_processes(
     PEER_TIMEOUT_SECONDS.check("machine.peer_timeout_seconds", timeout_seconds)
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM
     try:
-        # JAX's heartbeats abort without naming the lost process: a fallback for those of peers.py.
-        jax.distributed.initialize(
-            coordinator, num_processes, process_id, heartbeat_timeout_seconds=int(2 * timeout_seconds) + 10
-        )
+        # JAX aborts where a process does not join or is lost, without naming it: its time limits are a fallback.
+        with signals.time_limit(_JOIN_SECONDS, "error: not all processes have joined; start them all again"):
+            jax.distributed.initialize(
+                coordinator,
+                num_processes,
+                process_id,
+                initialization_timeout=_JOIN_SECONDS + 60,
+                heartbeat_timeout_seconds=int(2 * timeout_seconds) + 10,
+            )
     except ValueError as error:
         raise InputError(f"--distributed: {error}; give --coordinator, --num_processes and --process_id") from None
     # Gloo, JAX's collectives on CPUs, prints to standard output, which is for results alone.
@@ -156,6 +163,20 @@ def _check_processes(coordinator: str, num_processes: int, process_id: int) -> N
     host, _, port = coordinator.rpartition(":")
     if not (host and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536):
         raise InputError(f"--coordinator={coordinator}: must be HOST:PORT of process 0, as in 10.0.0.1:1234")
+    # JAX would abort in C++ on these.
+    try:
+        socket.getaddrinfo(host, int(port))
+    except OSError as error:
+        raise InputError(f"--coordinator={coordinator}: no host {host} ({error.strerror})") from None
+    if process_id == 0:
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                server.bind(("", int(port)))
+            except OSError as error:
+                raise InputError(
+                    f"--coordinator={coordinator}: port {port}: {error.strerror}; give a free one"
+                ) from None
 
 
 def is_main() -> bool:

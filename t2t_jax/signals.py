@@ -114,6 +114,18 @@ def leave(line: str) -> None:
 
 
 @contextlib.contextmanager
+def time_limit(seconds: float, line: str) -> Iterator[None]:
+    """Ends the process with `leave(line)` where the block takes longer, even if it is busy in C++."""
+    timer = threading.Timer(seconds, leave, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextlib.contextmanager
 def cleanup(action: Callable[[], None]) -> Iterator[None]:
     """Calls `action` when the block ends, whether by itself, by an error, or because a signal ends the process.
 

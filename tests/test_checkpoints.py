@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import resource
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from t2t_jax.checkpoints import Checkpoints, CheckpointWriter, average, average_last, average_run
-from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.errors import DamagedError, InputError, exit_code_of
 
 
 def tree(value):
@@ -214,6 +215,29 @@ def test_averages_skip_damaged_steps_and_log_them(checkpoints, tmp_path, caplog)
     assert averaged.metadata["averaged_steps"] == [20, 40] and "2 undamaged checkpoints, not 3" in caplog.text
     with pytest.raises(DamagedError, match="checkpoint 30 is damaged"):
         average_run(checkpoints.directory, tmp_path / "averaged", last=None, steps=[30, 40])
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES])
+def test_what_cannot_be_read_now_is_not_taken_for_damaged(checkpoints, monkeypatch, capsys, number):
+    """Else training would resume from an older step, and its next save would delete the newer one."""
+
+    def failing(path):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("t2t_jax.checkpoints.sha256", failing)
+    assert exit_code_of(lambda: checkpoints.newest_good(1) and None) == 2
+    assert os.strerror(number) in (line := capsys.readouterr().err) and len(line.splitlines()) == 1
+    monkeypatch.undo()
+    assert checkpoints.newest_good(1) == [40]
+
+
+def test_a_checkpoint_larger_than_the_free_memory_is_not_called_damaged(checkpoints, monkeypatch):
+    def failing(*_, **__):
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    monkeypatch.setattr(checkpoints._orbax, "restore", failing)
+    with pytest.raises(InputError, match="checkpoint 40 .* needs more memory than is free: Unable to allocate 9 GiB"):
+        checkpoints.restore(40, shapes())
 
 
 def test_all_damaged_checkpoints_are_an_error_and_never_a_silent_restart(checkpoints):

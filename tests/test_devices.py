@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -183,6 +184,34 @@ def test_the_fewest_microbatches_that_fit_the_memory_are_chosen(one):
         built(1e-5)
 
 
+class Compiled:
+    """A compiled step that needs a GiB for each row of a microbatch."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def compile(self, compiler_options=None):
+        return self
+
+    def memory_analysis(self):
+        sizes = {f"{of}_size_in_bytes": 0 for of in ("output", "alias", "argument")}
+        return types.SimpleNamespace(temp_size_in_bytes=self.rows * 2**30, **sizes)
+
+
+def test_automatic_microbatches_go_down_to_one_row():
+    mesh, batch = sharding.make_mesh(jax.devices()[:1]), empty_batch(Bucket(4, 4, rows=5))
+    lower = lambda batch, microbatches: Compiled(-(-5 // microbatches))
+    assert engine._fit(lower, [batch], mesh, Machine(0, 1.0, "jit"))[0] == 8
+    assert engine._fit(lower, [batch], mesh, Machine(0, 3.0, "jit"))[0] == 2
+
+
+def test_more_microbatches_than_rows_are_refused_before_anything_is_compiled():
+    mesh = sharding.make_mesh(jax.devices()[:2])
+    for name in ("jit", "pmap"):
+        with pytest.raises(InputError, match="train.accumulate=4: a device has at most 3 rows of a batch; lower it"):
+            engine.build(None, [Bucket(4, 4, rows=5)], None, mesh, Machine(4, 0.0, name))
+
+
 def test_the_memory_estimate_is_that_of_the_largest_batch_shape():
     """Few long rows have fewer positions than many short ones, but far more attention weights."""
     model, optimizer = tiny.model(num_layers=1), optax.sgd(0.3)
@@ -219,6 +248,10 @@ def test_out_of_memory_is_one_line_that_names_the_field():
     [
         ({"machine__model_parallel": 3}, "machine.model_parallel=3 must divide model.num_heads=2"),
         ({"machine__model_parallel": 2, "machine__fused_attention": True}, "needs machine.fused_attention=False"),
+        (
+            {"machine__fused_attention": True, "model__attention_dropout": 0.1},
+            "machine.fused_attention=True needs model.attention_dropout=0, .* got 0.1",
+        ),
         ({"machine__engine": "pmap", "machine__shard_state": True}, "shard_state=True needs machine.engine='jit'"),
         ({"machine__engine": "xmap"}, "machine.engine: unknown value 'xmap'; did you mean 'pmap'"),
         ({"train__accumulate": -1}, "train.accumulate must be at least 0"),

@@ -129,6 +129,29 @@ def test_an_invalid_time_limit_is_refused(seconds):
         pass
 
 
+def test_a_coordinator_that_jax_would_abort_on_is_refused_in_one_line():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for coordinator, message in (
+            (f"127.0.0.1:{port}", f"port {port}: Address already in use; give a free one"),
+            (f"nosuchhost.invalid:{port}", "no host nosuchhost.invalid"),
+        ):
+            with pytest.raises(InputError, match=message), sharding.joined_processes(coordinator, 2, 0, 60):
+                pass
+
+
+@pytest.mark.slow
+def test_processes_that_wait_in_vain_for_another_end_with_a_line(tmp_path):
+    code = "from t2t_jax import sharding; sharding._JOIN_SECONDS = 4; import main; main.main()"
+    first, second = start_two("-c", code, "--config=configs/quickstart.py", f"--workdir={tmp_path}/run")
+    second.kill()
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode == 3
+    assert errors.splitlines()[-1] == "error: not all processes have joined; start them all again"
+
+
 @pytest.mark.slow
 def test_processes_save_and_stop_together_and_resume(tmp_path):
     (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))

@@ -1,7 +1,8 @@
 """Number of floating-point operations of a model's matrix products, by formula.
 
 A multiply-add counts as two operations. Element-wise operations (normalisation, softmax, dropout) do not count, nor do
-operations on padding. The causal mask (§3.2.3) saves nothing: masked scores are computed all the same.
+operations on padding, nor scores beyond `attention_window`. The causal mask (§3.2.3) saves nothing: masked scores are
+computed all the same.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,11 @@ def forward_flops(config: TransformerConfig, source_lengths: Lengths, target_len
     """A forward pass over sentence pairs of these lengths, up to the logits."""
     source, target = np.asarray(source_lengths, np.int64), np.asarray(target_lengths, np.int64)
     source_tokens, target_tokens = int(source.sum()), int(target.sum())
-    scores = int(source @ source + target @ target + target @ source)  # of all three attentions, per head and layer
+    # Of all three attentions, per head and layer.
+    half = config.attention_window // 2
+    within, before = (half + 1 + half, half + 1) if config.attention_window else (np.inf, np.inf)
+    self_attention = source @ np.minimum(source, within) + target @ np.minimum(target, before)
+    scores = int(self_attention + target @ source)
     heads = config.num_heads * (config.d_k + config.d_v)
     # As a query (W^Q, W^O) or as a key (W^K, W^V), a token costs d_model · heads multiply-adds. A source token is query
     # and key in the encoder and key in cross-attention; a target token is query and key in the decoder's

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from t2t_jax.errors import InputError
 from t2t_jax.model import kv_cache
 from t2t_jax.model.attention import ancestor_mask, padding_mask, segment_mask
 from t2t_jax.model.blocks import DecoderLayer, EncoderLayer
@@ -48,16 +47,8 @@ class Transformer(nn.Module):
 
     def setup(self):
         config = self.config
-        if self.fused_attention and config.attention != "dot_product":
-            raise InputError(
-                f"machine.fused_attention=True computes dot_product attention; got model.attention={config.attention}; "
-                "set the first to False"
-            )
-        if self.fused_attention and config.attention_dropout > 0:
-            raise InputError(
-                f"machine.fused_attention=True has no dropout on the attention weights; set model.attention_dropout="
-                f"{config.attention_dropout} to 0 or the other to False"
-            )
+        # cuDNN's kernel (attention.py) has no other score and no dropout on the weights.
+        assert not self.fused_attention or (config.attention == "dot_product" and not config.attention_dropout)
         embedding = lambda vocab_size: Embedding(vocab_size, config.d_model, self.dtype)
         if config.share_embeddings:
             self.embedding = embedding(config.vocab_size)

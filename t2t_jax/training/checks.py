@@ -90,7 +90,12 @@ def check_data(config: ConfigDict) -> None:
 
 
 def check_model(config: ConfigDict) -> None:
-    """Refuses a model whose parameters and Adam's moments need more than the memory of this machine."""
+    """Refuses sentences beyond learned positions, and a model that with Adam's moments is beyond this machine's memory."""
+    if config.model.positions == "learned" and config.data.max_length > config.model.max_positions:
+        raise InputError(
+            f"data.max_length={config.data.max_length}: the model learns model.max_positions="
+            f"{config.model.max_positions} positions; lower the first or raise the second"
+        )
     sizes = {"vocab_size": config.data.vocab_size, "source_vocab_size": config.data.source_vocab_size or None}
     count = TransformerConfig(**sizes, **config.model).parameter_count
     needed, memory = _BYTES_PER_PARAMETER * count, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -116,6 +121,13 @@ def check_machine(config: ConfigDict) -> None:
             f"machine.model_parallel={parallel} needs machine.fused_attention=False: the fused kernel computes all "
             "heads on one device"
         )
+    if config.machine.fused_attention:
+        for field, computed in (("attention", "dot_product"), ("attention_dropout", 0)):
+            if (value := config.model[field]) != computed:
+                raise InputError(
+                    f"machine.fused_attention=True needs model.{field}={computed}, which is all that the fused kernel "
+                    f"computes; got {value}. Change it, or set machine.fused_attention=False"
+                )
     if engine == "pmap" and config.machine.shard_state:
         raise InputError("machine.shard_state=True needs machine.engine='jit'; pmap keeps the state whole everywhere")
 

@@ -63,6 +63,12 @@ def build(
     The new state has the shardings of `state`. All shapes have the same number of microbatches.
     """
     started = time.monotonic()
+    rows = -(-max(shape.rows for shape in shapes) // mesh.shape[sharding.DATA])
+    if machine.microbatches > rows:
+        raise InputError(
+            f"train.accumulate={machine.microbatches}: a device has at most {rows} rows of a batch; lower it, or set "
+            "it to 0"
+        )
     if machine.engine == "pmap":
         return Engine(_pmap(step, mesh, machine.microbatches or 1), machine.microbatches or 1, 0, 0.0)
     positions = lambda bucket: bucket.rows * (bucket.source_length + bucket.target_length)
@@ -89,7 +95,7 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
     """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
     rows = -(-max(len(batch["inputs"]) for batch in batches) // mesh.shape[sharding.DATA])
-    choices = [machine.microbatches] if machine.microbatches else [2**n for n in range(rows.bit_length())]
+    choices = [machine.microbatches] if machine.microbatches else [2**n for n in range((rows - 1).bit_length() + 1)]
     for microbatches in choices:
         compiled = _compile(lower, batches[:1], microbatches, mesh)
         if bytes_of(compiled[_shape(batches[0])]) <= limit:

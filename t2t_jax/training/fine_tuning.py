@@ -34,9 +34,12 @@ def pretrained(config: ConfigDict, path: str) -> tuple[ConfigDict, Pretrained]:
     Dropout alone stays that of `config`. The vocabularies are copied below `data.directory`, so that `path` is needed
     no more than the weights are. A config that names other vocabularies is refused.
     """
-    with run_folders(path) as folder:
-        found = restore(folder)
-        vocabularies, model = found.vocabularies, found.run.config["model"]
+    try:
+        with run_folders(path) as folder:
+            found = restore(folder)
+            vocabularies, model = found.vocabularies, found.run.config["model"]
+    except InputError as error:
+        raise InputError(f"--init_from: {str(error).removeprefix('workdir: ')}") from None
     config = copy.deepcopy(config)
     config.model.update({name: value for name, value in model.items() if name not in _KEPT})
     directory = local_directory(config.data.directory) / "vocabularies"

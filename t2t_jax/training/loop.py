@@ -84,6 +84,7 @@ def train_in(
 
     peak_flops = peak_tflops(config, mesh.devices.flat[0]) * 1e12 * mesh.devices.size
     skip = config.train.on_nonfinite == "skip"
+    passes = 2 if config.train.r_drop else 1  # over each sentence
     progress = Progress(
         run, step, train_steps, config.train.log_interval, experiment.schedule, peak_flops, skip, saved, watchdog
     )
@@ -96,7 +97,7 @@ def train_in(
             state, metrics = take_step(state, batch)
             pairs, _ = experiment.batches.pairs(step)
             step += 1
-            flops = training_flops(experiment.model.config, *experiment.batches.lengths(pairs))
+            flops = passes * training_flops(experiment.model.config, *experiment.batches.lengths(pairs))
             progress.add(step, metrics, batch, pairs, flops)
             profiler.after(step, progress)
             # All processes follow the clock of the main one; a signal may come to any of them.

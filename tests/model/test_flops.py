@@ -82,6 +82,16 @@ def test_pairs_add_up_and_only_attention_depends_on_how_a_text_is_split():
     assert whole._replace(attention=0) == halves._replace(attention=0)
 
 
+def test_within_a_window_attention_is_linear_in_the_length_by_hand():
+    """Window 4: a source token has 5 keys, a target token 3; lengths up to these are as without a window."""
+    window = dataclasses.replace(BASE, attention_window=4)
+    heads = BASE.num_heads * (BASE.d_k + BASE.d_v)
+    found = forward_flops(window, [100], [50])
+    assert found.attention == 2 * BASE.num_layers * (100 * 5 + 50 * 3 + 100 * 50) * heads
+    assert found._replace(attention=0) == forward_flops(BASE, [100], [50])._replace(attention=0)
+    assert forward_flops(window, [5], [3]) == forward_flops(BASE, [5], [3])
+
+
 def test_lengths_of_a_small_integer_type_do_not_overflow():
     lengths = np.full(10_000, 250, np.int16)
     assert training_flops(BASE, lengths, lengths) == 10_000 * training_flops(BASE, [250], [250])

@@ -10,7 +10,6 @@ import pytest
 from t2t_jax.errors import InputError
 from t2t_jax.model import attention
 from t2t_jax.model.platform import tracing_for
-from t2t_jax.model.transformer import Transformer
 from tests import tiny
 from tests.model.test_packing import ROWS, apart, loss_and_gradient, together
 from tests.tiny import S, T
@@ -102,9 +101,3 @@ def test_a_gpu_without_cudnn_is_refused_in_one_line():
     array = jnp.zeros((2, 3, 6, 8), jnp.bfloat16)
     with tracing_for("gpu"), pytest.raises(InputError, match="machine.fused_attention=True: cuDNN is not detected"):
         attention.fused_attention(array, jnp.swapaxes(array, 2, 3), array, None, causal=True)
-
-
-def test_dropout_on_attention_weights_is_refused():
-    model = Transformer(dataclasses.replace(tiny.CONFIG, attention_dropout=0.1), fused_attention=True)
-    with pytest.raises(InputError, match="machine.fused_attention=True .* model.attention_dropout=0.1"):
-        tiny.variables(model)

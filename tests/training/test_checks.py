@@ -105,3 +105,11 @@ def test_any_number_is_accepted_or_refused_in_one_line(field, number):
         check(changed(**{field.replace(".", "__"): number}))
     except InputError as error:
         assert "\n" not in str(error) and len(str(error)) < 400
+
+
+def test_sentences_beyond_the_learned_positions_are_refused():
+    learned = {"model__positions": "learned", "model__max_positions": 100}
+    with pytest.raises(InputError, match="data.max_length=101: the model learns model.max_positions=100 positions"):
+        check(changed(data__max_length=101, **learned))
+    check(changed(data__max_length=100, **learned))
+    check(changed(data__max_length=101, model__max_positions=100))
