@@ -144,7 +144,7 @@ def test_a_coordinator_that_jax_would_abort_on_is_refused_in_one_line():
 
 @pytest.mark.slow
 def test_processes_that_wait_in_vain_for_another_end_with_a_line(tmp_path):
-    code = "from t2t_jax import sharding; sharding._JOIN_SECONDS = 4; import main; main.main()"
+    code = "import sys, main; from t2t_jax import sharding; sharding._JOIN_SECONDS = 4; main.main(sys.argv)"
     first, second = start_two("-c", code, "--config=configs/quickstart.py", f"--workdir={tmp_path}/run")
     second.kill()
     _, errors = first.communicate(timeout=120)
