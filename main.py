@@ -469,11 +469,7 @@ def main(argv: list[str]) -> int:
             refuse_unused(args)
             MODES[args.mode](args)
 
-    try:
-        return exit_code_of(run)
-    except BrokenPipeError:  # the program that reads our output has closed it, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return exit_code_of(run)
 
 
 if __name__ == "__main__":

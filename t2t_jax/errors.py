@@ -130,6 +130,9 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
     """Runs `command`, which may return an exit code; errors with a `stop_reason` are printed as one line."""
     try:
         return command() or 0
+    except BrokenPipeError:  # the program that reads our output has closed it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (StopError, OSError) as error:
         if (stop := stop_reason(error)) is None:
             raise

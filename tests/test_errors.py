@@ -1,5 +1,7 @@
 import dataclasses
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,14 @@ def test_a_range_contains_its_ends_unless_they_are_open():
 def test_a_value_out_of_range_is_refused_with_field_value_and_range(values, message):
     with pytest.raises(InputError, match=f"^{message}$"):
         Sizes(**values)
+
+
+def test_a_command_whose_output_is_closed_ends_without_an_error():
+    code = (
+        "import sys; from t2t_jax.errors import exit_code_of; sys.exit(exit_code_of(lambda: print('line\\n' * 10**6)))"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "line\n"
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == ("", 0)

@@ -65,6 +65,8 @@ def test_sets(given: str) -> dict[str, str]:
     found = {"test": first}
     for text in others:
         name = re.sub(r"\W+", "_", Path(text).name).strip("_")
+        if not text:
+            raise InputError(f"data.test={given}: a name is empty; leave out the comma")
         if not name or name in {*SPLITS, *found}:
             raise InputError(f"data.test={given}: two test sets would be called {name!r}; rename the file {text}")
         found[name] = text

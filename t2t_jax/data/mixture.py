@@ -35,7 +35,8 @@ class Mixture:
             order = np.random.default_rng([self._seed, text]).permutation(pairs)
             order = order[np.argsort(group_of_pair[order], kind="stable")]
             sizes = np.bincount(group_of_pair[pairs], minlength=num_groups)
-            taken = np.ceil(math.modf(weight)[0] * sizes).astype(np.int64)
+            # Rounded first: the fraction of 1.1 is a little more than 0.1 in floating point.
+            taken = np.ceil(np.round(math.modf(weight)[0] * sizes, 6)).astype(np.int64)
             self._fractions.append((order, sizes, taken))
             total += int(weight) * sizes + taken
         return total
