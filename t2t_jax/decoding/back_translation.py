@@ -6,11 +6,12 @@ back-translation, Caswell et al., 2019).
 """
 
 import collections
+import contextlib
 import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -52,28 +53,36 @@ def back_translate_run(
     members = restore_all(workdir, step)
     data = members[0].run.config["data"]
     work = Path(f"{output}.unfinished").expanduser()
-    translations = _new_file(output, data["target_language"])
-    texts = _new_file(output, data["source_language"], is_unfinished=work.exists())
+    # Renamed in this order: where the translations are, all is done.
+    files = [check_output("output", f"{output}.{data[side]}") for side in ("source_language", "target_language")]
+    texts, translations = files
     dtype = dtype or "float32"
     conditions = {"source": sha256(path), "tag": tag, "dtype": dtype, "seed": str(seed), "run": _digest(members)}
     conditions |= {name: None if value is None else str(value) for name, value in options.items()}
     with folder_lock(work):
+        # The copy of the text is complete before the translations begin: if it alone is missing, it has been renamed.
+        if texts.exists() and (work / translations.name).exists() and not (work / texts.name).exists():
+            files.remove(texts)
+        _check_new(output, files, work)
         _check_conditions(work, conditions)
+        if texts in files:
+            _copy(unpacked_lines(path), work / texts.name)
         translator = translator_of(members, dtype)
         counts = _translate(translator, path, work / translations.name, tag, options | {"seed": seed})
-        _copy(unpacked_lines(path), work / texts.name)
-        for file in (texts, translations):  # the translations last: where they are, all is done
+        for file in files:
             os.replace(work / file.name, file)
         shutil.rmtree(work)
     others = "".join(f"; {count:,} {kind}" for kind, count in counts.items() if kind != "pairs")
     return f"{translations}, {texts}: {counts['pairs']:,} pairs{others}"
 
 
-def _new_file(prefix: str, language: str, is_unfinished: bool = False) -> Path:
-    path = check_output("output", f"{prefix}.{language}")
-    if path.exists() and not is_unfinished:
-        raise InputError(f"output={prefix}: {path} exists; delete it, or choose another PREFIX")
-    return path
+def _check_new(prefix: str, files: Iterable[Path], work: Path) -> None:
+    """Refuses to replace a file; only under the lock does no other process make one afterwards."""
+    for path in files:
+        if path.exists():
+            with contextlib.suppress(OSError):  # the folder that the lock has made, if nothing is in it
+                work.rmdir()
+            raise InputError(f"output={prefix}: {path} exists; delete it, or choose another PREFIX")
 
 
 def _digest(members: list[TrainedModel]) -> str:

@@ -1,5 +1,6 @@
 """--mode=backtranslate: pairs line by line, the same whether or not it was killed, tagged, nothing overwritten."""
 
+import contextlib
 import gzip
 import os
 import signal
@@ -81,6 +82,11 @@ def test_an_interrupted_one_goes_on_and_gives_the_same_samples(run, text, tmp_pa
         file.write(b"half a li")
     with pytest.raises(InputError, match=r"seed: .*new.unfinished was begun with '3', not '4'; give the same"):
         back_translate(run, text, tmp_path / "new", tag="", **options | {"seed": 4})
+    (tmp_path / "new.en").write_text("mine\n")
+    with pytest.raises(InputError, match="new.en exists; delete it"):
+        back_translate(run, text, tmp_path / "new", tag="", **options)
+    assert (tmp_path / "new.en").read_text() == "mine\n" and partial.read_text().endswith("half a li")
+    (tmp_path / "new.en").unlink()
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         replace, moved = os.replace, []
 
@@ -108,6 +114,22 @@ def test_nothing_is_overwritten_and_another_run_does_not_go_on(run, text, tmp_pa
         back_translate(run, "/none", tmp_path / "other")
     with pytest.raises(InputError, match=r"output=.*no folder"):
         back_translate(run, text, tmp_path / "nowhere" / "other")
+
+
+def test_one_that_waited_for_another_does_not_replace_its_files(run, text, tmp_path, monkeypatch):
+    real = back_translation.folder_lock
+
+    @contextlib.contextmanager
+    def lock_after_another(work):
+        (tmp_path / "new.de").write_text("finished\n")
+        with real(work):
+            yield
+
+    monkeypatch.setattr(back_translation, "folder_lock", lock_after_another)
+    with pytest.raises(InputError, match="new.de exists; delete it, or choose another PREFIX"):
+        back_translate(run, text, tmp_path / "new")
+    assert (tmp_path / "new.de").read_text() == "finished\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"mono", "new.de"}
 
 
 @pytest.mark.slow
