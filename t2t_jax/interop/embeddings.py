@@ -12,6 +12,7 @@ from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.layers import sinusoidal_positions, t2t_positions
 from t2t_jax.model.transformer import TransformerConfig
 
+ZERO_PROBABILITY = -1e4  # a logit; its softmax is 0 in float32
 _LONGEST_INPUT = 1024  # CTranslate2's default max_input_length, in source tokens
 
 

@@ -81,17 +81,16 @@ class Fields:
 
     def must_be(self, name: str, wanted: Any, default: Any = None) -> None:
         """Refuses every value but `wanted`, the only one that our model supports."""
-        value = self._values.get(name, default)
+        value = self._value(name, default)
         is_plain = value is None or isinstance(value, (bool, int, float, str))
         if not is_plain or value != wanted:
-            raise InputError(f"{self._file}: {name} is {shown(value)}; our model has {wanted!r} only")
+            raise self._refusal(name, f"our model has {wanted!r} only")
 
     def one_of(self, name: str, wanted: Mapping[str, str]) -> str:
         """`wanted[value]` of a field; refuses other values."""
-        value = self._values.get(name)
+        value = self._value(name, None)
         if not isinstance(value, str) or value not in wanted:
-            known = ", ".join(map(repr, wanted))
-            raise InputError(f"{self._file}: {name} is {shown(value)}; our model has {known}")
+            raise self._refusal(name, f"our model has {', '.join(map(repr, wanted))}")
         return wanted[value]
 
     def in_both(self, field: str, take: Callable[[str], _T]) -> _T:

@@ -21,7 +21,7 @@ from t2t_jax.data.task import JOINT_FILE
 from t2t_jax.data.tokenizer import UNKNOWN, read_model
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import existing_file, new_folder, read_text
-from t2t_jax.interop.embeddings import from_tables
+from t2t_jax.interop.embeddings import ZERO_PROBABILITY, from_tables
 from t2t_jax.interop.foreign import (
     MOST_CHANNELS,
     MOST_HEADS,
@@ -42,7 +42,6 @@ from t2t_jax.model.transformer import TransformerConfig
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq.data.Dictionary: ids 0 to 3
 _PAD, _EOS = 1, 2
-_ZERO_PROBABILITY = -1e4  # a logit; its softmax is 0 in float32
 _SOFTMAX = ("decoder.output_projection.weight", "decoder.embed_out")  # names in newer and in older versions
 
 # The values that our model supports; they are also fairseq's defaults (base_architecture).
@@ -218,13 +217,13 @@ def _reorder(tables: list[np.ndarray], ids: np.ndarray, norm: tuple[np.ndarray, 
 
 
 def _zero_probability_row(scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """A row of the softmax table whose logit is `_ZERO_PROBABILITY` for every input.
+    """A row of the softmax table whose logit is `ZERO_PROBABILITY` for every input.
 
     The output of LayerNorm is y = scale·n + bias with Σn = 0, so Σ y/scale = Σ bias/scale is a constant.
     """
     with np.errstate(all="ignore"):
         total = np.sum(bias / scale)
-        row = (_ZERO_PROBABILITY / total / scale).astype(np.float32)
+        row = (ZERO_PROBABILITY / total / scale).astype(np.float32)
     if not abs(total) > 1e-3 or not np.isfinite(row).all():
         raise InputError(
             "sentencepiece: it has pieces that the dictionary lacks, which cannot be given probability 0 as the bias "

@@ -20,7 +20,7 @@ from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE
 from t2t_jax.data.tokenizer import PAD, read_model
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import existing_file, new_folder
-from t2t_jax.interop.embeddings import from_tables
+from t2t_jax.interop.embeddings import ZERO_PROBABILITY, from_tables
 from t2t_jax.interop.foreign import (
     MOST_CHANNELS,
     MOST_HEADS,
@@ -168,7 +168,11 @@ def _dictionary(path: Path) -> dict[str, int]:
 
 
 def _embeddings(state: State, theirs: Fields, vocabularies: _Vocabularies) -> Params:
-    """Our embeddings and the softmax's bias, if it is not zero, in our order of ids and with our scaling."""
+    """Our embeddings and the softmax's bias, if it is not zero, in our order of ids and with our scaling.
+
+    Padding whose logit is always 0 was never trained: Marian has none, its conversion to transformers adds the symbol,
+    and generation forbids it (bad_words_ids). Here its probability is 0.
+    """
     source_ids, target_ids = vocabularies.source.ids, vocabularies.target.ids
     highest = dict.fromkeys(_TABLES, target_ids.max()) | {"encoder.embed_tokens": source_ids.max()}
     highest["shared"] = max(source_ids.max(), target_ids.max())
@@ -192,7 +196,10 @@ def _embeddings(state: State, theirs: Fields, vocabularies: _Vocabularies) -> Pa
     bias = state.pop("final_logits_bias", np.zeros((1, len(softmax)), np.float32))[0]
     if len(bias) <= target_ids.max():
         raise InputError(f"folder: final_logits_bias has {len(bias)} entries, vocab.json ids up to {target_ids.max()}")
-    return embeddings | ({"logits_bias": bias[target_ids]} if bias.any() else {})
+    bias = bias[target_ids]
+    if not (softmax[start].any() or bias[PAD]):
+        bias[PAD] = ZERO_PROBABILITY
+    return embeddings | ({"logits_bias": bias} if bias.any() else {})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -71,7 +71,7 @@ def run_folders(workdir: str | Path, step: int | str | None = None) -> Iterator[
         paths = folders.split(",")
         for index, path in enumerate(paths):
             if is_marian(path):
-                paths[index] = f"{temporary}/{index}/{Path(path).name}"
+                paths[index] = f"{temporary}/{index}/{Path(path).resolve().name}"  # of "." and ".." too
                 Path(paths[index]).parent.mkdir()
                 from_marian(path, paths[index])
         yield ",".join(paths)

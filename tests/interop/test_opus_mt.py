@@ -1,6 +1,7 @@
 """Opus-MT models as they are published: swish, two SentencePiece models over one vocab.json, a bias on the logits."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.interop.export import export_run
 from t2t_jax.interop.from_marian import from_marian
+from t2t_jax.interop.imported import run_folders
 from tests.data import toy_corpus
 from tests.interop.test_marian import difference, our_logits
 
@@ -26,6 +28,7 @@ PUBLISHED = {
     "several target languages": {"codes": [">>deu<<", ">>zlm_Latn<<"]},
     "gelu": {"activation_function": "gelu"},
     "relu, unscaled": {"activation_function": "relu", "scale_embedding": False},
+    "padding wins unless forbidden": {"lowered": 30.0},
     "separate embeddings": {"separate": True, "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False},
 }
 
@@ -39,8 +42,8 @@ def train_spm(path, texts, size):
     return sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
-def publish(folder, *, codes=(), separate=False, seed=0, **changes):
-    """A folder with a random model, in the layout of Helsinki-NLP/opus-mt-*."""
+def publish(folder, *, codes=(), separate=False, lowered=0.0, seed=0, **changes):
+    """A folder with a random model, in the layout of Helsinki-NLP/opus-mt-*; all logits but padding's are `lowered`."""
     folder.mkdir()
     sides = list(zip(*toy_corpus.pairs(300, 0), strict=True))
     pieces = [
@@ -68,7 +71,7 @@ def publish(folder, *, codes=(), separate=False, seed=0, **changes):
         vocab_size=pad + 1, decoder_vocab_size=pad + 1, d_model=16, encoder_layers=2, decoder_layers=2,
         encoder_ffn_dim=24, decoder_ffn_dim=24, encoder_attention_heads=4, decoder_attention_heads=4,
         max_position_embeddings=64, pad_token_id=pad, eos_token_id=0, forced_eos_token_id=0, bos_token_id=0,
-        decoder_start_token_id=pad, bad_words_ids=[[pad]], normalize_before=False, normalize_embedding=False,
+        decoder_start_token_id=pad, normalize_before=False, normalize_embedding=False,
         add_final_layer_norm=False, **settings,
     )  # fmt: skip
     torch.manual_seed(seed)
@@ -77,10 +80,11 @@ def publish(folder, *, codes=(), separate=False, seed=0, **changes):
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter += 0.25 * torch.randn_like(parameter)
-        for table in {model.model.encoder.embed_tokens, model.model.decoder.embed_tokens}:
+        for table in {model.model.encoder.embed_tokens, model.model.decoder.embed_tokens, model.lm_head}:
             table.weight[pad] = 0
-        model.final_logits_bias += torch.randn(model.final_logits_bias.shape)
+        model.final_logits_bias += torch.randn(model.final_logits_bias.shape) - lowered
         model.final_logits_bias[:, pad] = 0
+    model.generation_config.bad_words_ids = [[pad]]
     model.save_pretrained(folder)
     return folder
 
@@ -113,7 +117,9 @@ def test_logits_are_those_of_transformers(published):
     inputs[:, -1] = targets[:, -1] = 1
     theirs = marian_logits_of(folder, of_source[inputs], of_target[targets])[..., of_target]
     ours = our_logits(run, inputs.astype(np.int32), targets.astype(np.int32))
-    assert ours.std() > 1 and difference(theirs, ours, targets) < 1e-4
+    real = ours[..., 1:]  # padding's logit is 0 in transformers, which forbids it
+    assert real.std() > 1 and difference(theirs[..., 1:], real, targets) < 1e-4
+    assert not theirs[..., 0].any() and not np.exp(ours[..., 0] - real.max(axis=-1)).any()
 
 
 def marian_logits_of(folder, inputs, targets):
@@ -156,11 +162,15 @@ def test_greedy_translations_are_those_of_transformers(published):
         assert theirs[:count] == best.tokens[:count]
 
 
-def test_the_folder_works_like_a_run(published, tmp_path, capsys):
+def test_the_folder_works_like_a_run(published, tmp_path, capsys, monkeypatch):
     folder, run = published
     expected, found = (t2t_jax.load(path).translate(SENTENCES[:3], beam_size=2) for path in (run, folder))
     assert found == expected
     command, files = ["main.py", f"--workdir={folder}"], sorted(path.name for path in folder.iterdir())
+    with monkeypatch.context() as patch:
+        patch.chdir(folder)
+        with run_folders(".") as imported:
+            assert Path(imported).name == "theirs" and Path(imported).is_dir()
     (tmp_path / "de").write_text("eins zwei\n")
     (tmp_path / "en").write_text("two one\n")
     capsys.readouterr()
