@@ -6,23 +6,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2t_jax.errors import Range
+from t2t_jax.errors import Range, check_ranges
+
+# Far smaller values overflow or underflow in float32.
+_RANGES = {"temperature": Range(1e-3), "top_k": Range(0, 2**31 - 1), "top_p": Range(1e-6, 1)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """The distribution to sample from: p^(1/temperature), restricted to the `top_k` most likely tokens (0: all), and of
-    these to the fewest whose probabilities sum to at least `top_p`. Checks itself."""
+    these to the fewest whose probabilities sum to at least `top_p`. Checks itself.
+
+    The samples of a sentence are independent, so that some may be equal. For the most likely token use `beam_size=1`.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
 
     def __post_init__(self):
-        # Far smaller values overflow or underflow in float32.
-        Range(1e-3).check("temperature", self.temperature, "for the most likely token use beam_size=1")
-        Range(0, 2**31 - 1).check("top_k", self.top_k, "0: all tokens")
-        Range(1e-6, 1).check("top_p", self.top_p)
+        check_ranges(_RANGES, self)
 
 
 def sample(

@@ -33,8 +33,8 @@ class SearchOptions:
     rule `early_stop`: 'exact' when no continuation can enter the `n_best` any more, 'best_finished' when none of the
     alive hypotheses scores better as it stands than the `n_best` finished ones, 'beam_full' when as many hypotheses
     have finished as the beam holds, or by 'exact' before. With `sampling`, the result is `n_best` independent samples
-    instead. `constraint` is a logits processor, bare or in a `Constraint`, which lets the search stop early; see
-    constraints.py.
+    instead. Equal hypotheses, of groups or samples, are returned once: there may be fewer than `n_best`. `constraint`
+    is a logits processor, bare or in a `Constraint`, which lets the search stop early; see constraints.py.
     """
 
     beam_size: int = 4

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
 
-from t2t_jax.decoding.translator import Hypothesis, Translator, check_options, load
+from t2t_jax.decoding.translator import Hypothesis, Translator, check_lists, check_options, load
 from t2t_jax.errors import InputError, choice
 from t2t_jax.files import open_text, read_lines
 from t2t_jax.progress_bar import progress_bar
@@ -61,6 +61,7 @@ def translate_stream(
     `prefixes` are the forced beginnings of the translations; `options` are those of `Translator.translate`. A last line
     on standard error says how many of the best hypotheses were repaired, if any.
     """
+    check_lists(prefixes=prefixes)
     write = {"text": _text, "jsonl": json_line}[choice("output_format", output_format, ["text", "jsonl"])]
     pairs = _with_prefixes(read_lines(source, "standard input"), prefixes)
     repaired, repairs = 0, collections.Counter()
@@ -84,13 +85,15 @@ def translate_stream(
 
 
 def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:
-    prefixes = itertools.repeat("") if prefixes is None else iter(prefixes)
-    for number, line in enumerate(lines, start=1):
-        prefix = next(prefixes, None)
-        if prefix is None:
+    if prefixes is None:
+        yield from ((line, "") for line in lines)
+        return
+    for count, (line, prefix) in enumerate(itertools.zip_longest(lines, prefixes)):
+        if line is None or prefix is None:
+            names = "standard input", "--target_prefix"
+            fewer, more = names if line is None else reversed(names)
             raise InputError(
-                f"--target_prefix has {number - 1} lines, standard input more lines; "
-                "give each line a prefix, which may be empty"
+                f"{fewer} has {count} lines, {more} more lines; give each line a prefix, which may be empty"
             )
         yield line, prefix
 

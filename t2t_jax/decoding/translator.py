@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import numbers
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.long_sentences import cut
 from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, search_all
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
-from t2t_jax.errors import InputError, Range, choice
+from t2t_jax.errors import InputError, Range, choice, shown
 from t2t_jax.files import check_pairing, read_text
 from t2t_jax.model.transformer import Transformer
 
@@ -90,7 +91,7 @@ class Translator:
         first_line: int = 1,
         **options: Any,
     ) -> list[list[Hypothesis]]:
-        """Up to `n_best` translations of each sentence, best first; an empty sentence has an empty one.
+        """Up to `n_best` different translations of each sentence, best first; an empty sentence has an empty one.
 
         `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, min_length=0, …`. A translation
         has at most as many subwords as its source, both with EOS, plus `max_extra_length`. Each begins with its
@@ -106,7 +107,7 @@ class Translator:
         self._check_arguments(sentences, prefixes, search)
         sources = [self.task.preprocess_source(sentence) for sentence in sentences]
         encoded = self.vocabularies.source.encode_many(sources)
-        starts = self._encode_prefixes(prefixes, first_line) if prefixes else [[]] * len(sentences)
+        starts = self._encode_prefixes(prefixes, first_line) if prefixes is not None else [[]] * len(sentences)
         parts = [self._parts(line, ids) for line, ids in enumerate(encoded, start=first_line)]
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
         requests = [
@@ -146,9 +147,8 @@ class Translator:
         ]
 
     def _check_arguments(self, sentences: Sequence[str], prefixes: Sequence[str] | None, search: SearchOptions) -> None:
-        if isinstance(sentences, str):
-            raise InputError("sentences must be a list of str; got one str; put it in [ ]")
-        if prefixes and len(prefixes) != len(sentences):
+        check_lists(sentences=sentences, prefixes=prefixes)
+        if prefixes is not None and len(prefixes) != len(sentences):
             raise InputError(f"prefixes must be as many as the {len(sentences)} sentences; got {len(prefixes)}")
         if search.width > (size := len(self.vocabularies.target)):
             name = "n_best" if search.sampling else "beam_size"
@@ -222,8 +222,7 @@ class Translator:
         Without `targets`, for the best translation that `translate` finds with `options`. Neither side may be beyond
         `longest_whole`. An ensemble has no attention weights of its own and is refused.
         """
-        if isinstance(sources, str) or isinstance(targets, str):
-            raise InputError("sources must be a list of str; got one str; put it in [ ]")
+        check_lists(sources=sources, targets=targets)
         if (count := len(self.ensemble.modules)) > 1:
             raise InputError(f"workdir: attention weights are those of one model; got {count}; give one run")
         if targets is not None and len(targets) != len(sources):
@@ -238,7 +237,7 @@ class Translator:
             target_ids = [[id_of[token] for token in hypothesis.tokens] for hypothesis in best]
         else:
             target_ids = self._encode_targets(targets)
-            self._check_length("target", target_ids)
+        self._check_length("target", target_ids)
         return attention_maps(self.ensemble, self.vocabularies, encoded, target_ids, self.mesh)
 
     def _hypotheses(self, found: Hypotheses) -> list[Hypothesis]:
@@ -343,7 +342,16 @@ def check_options(*, max_extra_length: int = 0, constrained: bool = False, **opt
     """Refuses options of `Translator.translate` that make no sense for any task."""
     del constrained
     SearchOptions(**options)
+    if not isinstance(max_extra_length, numbers.Integral):
+        raise InputError(f"max_extra_length must be a whole number; got {shown(max_extra_length)}")
     Range(0, 4096).check("max_extra_length", max_extra_length)
+
+
+def check_lists(**arguments: Iterable[str] | None) -> None:
+    """Refuses a str in place of a list of str, which would be read as a list of its characters."""
+    for name, value in arguments.items():
+        if isinstance(value, str):
+            raise InputError(f"{name} must be a list of str; got one str; put it in [ ]")
 
 
 def score_files(translator: Translator, source: str, target: str) -> list[Score]:

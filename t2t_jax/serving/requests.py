@@ -49,9 +49,8 @@ def translate_request(
     is_list = isinstance(source, list)
     sentences = source if is_list else [source]
     if not 1 <= len(sentences) <= limits.sentences:
-        raise InputError(
-            f"source must be 1 to {limits.sentences} sentences; got {len(sentences)}; send several requests"
-        )
+        hint = "; send several requests" if sentences else ""
+        raise InputError(f"source must be 1 to {limits.sentences} sentences; got {len(sentences)}{hint}")
     options = {**defaults, **_checked_options(given, defaults, limits)}
     check_options(**options)
     if options["constrained"]:
@@ -94,7 +93,7 @@ def _checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any], limi
 
 
 def _check_texts(field: str, texts: list[Any]) -> None:
-    """Refuses what is not a string on one line."""
+    """Refuses what is not a string on one line, and lone surrogates, which JSON allows but UTF-8 does not."""
     for number, text in enumerate(texts, start=1):
         name = _name(field, number, texts)
         if not isinstance(text, str):
@@ -103,6 +102,13 @@ def _check_texts(field: str, texts: list[Any]) -> None:
         if "\n" in text:
             where = text.index("\n") + 1
             raise InputError(f"{name}: a line end at character {where}; a sentence is one line, send a list of several")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            where, character = error.start + 1, text[error.start]
+            raise InputError(
+                f"{name}: {character!a} at character {where} is a lone surrogate; send both halves"
+            ) from None
 
 
 def _check_lengths(field: str, texts: list[str], vocabulary: Tokenizer, most: int) -> None:

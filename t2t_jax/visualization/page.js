@@ -162,7 +162,8 @@ function weightToChosen(map, head, n) {
 function stripes(map, n) {
   const heads = shownHeads(), edge = (count) => `${((100 * count) / heads.length).toFixed(2)}%`;
   const stops = heads.map((head, at) => {
-    const alpha = Math.round(255 * weightToChosen(map, head, n)).toString(16).padStart(2, "0");
+    const weight = Math.min(weightToChosen(map, head, n), 1);  // a sum of rounded weights may be larger
+    const alpha = Math.round(255 * weight).toString(16).padStart(2, "0");
     return `${DATA.colours[head]}${alpha} ${edge(at)} ${edge(at + 1)}`;
   });
   return stops.length ? `linear-gradient(to right, ${stops.join(", ")})` : "";

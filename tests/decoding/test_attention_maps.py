@@ -197,6 +197,12 @@ def test_a_sentence_longer_than_in_training_is_shown_whole_and_one_beyond_the_li
             translator.attention(*pair)
 
 
+def test_a_translation_of_its_own_beyond_the_limit_is_refused(translator, monkeypatch):
+    monkeypatch.setattr("t2t_jax.decoding.translator.longest_whole", lambda max_length: 8)
+    with pytest.raises(InputError, match="target, line 2: [0-9,]+ subwords, which must be at most 8; split the line"):
+        translator.attention(["", "one"], min_length=9)
+
+
 def test_arguments_that_make_no_sense_are_refused_with_one_line(translator):
     (model,), (params,) = translator.ensemble
     ensemble = Translator(Ensemble((model,) * 2, (params,) * 2), translator.vocabularies, max_length=256)
@@ -207,7 +213,9 @@ def test_arguments_that_make_no_sense_are_refused_with_one_line(translator):
     with pytest.raises(InputError, match="beam_size has no effect where targets are given"):
         translator.attention(["one"], ["eins"], beam_size=2)
     with pytest.raises(InputError, match=r"sources must be a list of str; got one str"):
-        translator.attention("one", "e")
+        translator.attention("one", ["e"])
+    with pytest.raises(InputError, match=r"targets must be a list of str; got one str"):
+        translator.attention(["one"], "eins")
     (found,) = translator.attention(["one"], ["eins"])
     for layer, head in ((0, 1), (3, 1), (1, 0), (1, 5)):
         with pytest.raises(InputError, match=r"(layer|head) must be"):

@@ -130,5 +130,11 @@ def test_a_beam_wider_than_the_vocabulary_and_a_single_string_are_refused(transl
         translator.translate(["one"])
     with pytest.raises(InputError, match="must be a list of str"):
         translator.translate("one two")
-    with pytest.raises(InputError, match="prefixes must be as many as the 2 sentences; got 1"):
-        translator.translate(["one", "two"], prefixes=["drei"], beam_size=1)
+    for prefixes, message in (
+        (["drei"], "as many as the 2 sentences; got 1"),
+        ([], "2 sentences; got 0"),
+        ("ab", "list"),
+    ):
+        with pytest.raises(InputError, match=f"prefixes must be .*{message}"):
+            translator.translate(["one", "two"], prefixes=prefixes, beam_size=1)
+    assert translator.translate([], prefixes=[], beam_size=1) == []

@@ -55,8 +55,9 @@ def test_a_sample_depends_on_the_seed_and_the_position():
 @pytest.mark.parametrize(
     ("field", "value"),
     [("temperature", 0.0), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.1),
-     ("temperature", float("nan")), ("temperature", 1e-300), ("top_p", float("nan")), ("top_p", 1e-300)],
+     ("temperature", "hot"), ("top_k", 2.5), ("top_p", None), ("temperature", float("nan")),
+     ("temperature", 1e-300), ("top_p", float("nan")), ("top_p", 1e-300)],
 )  # fmt: skip
 def test_impossible_distributions_are_refused(field, value):
-    with pytest.raises(InputError, match=f"{field} must be .*got {value}"):
+    with pytest.raises(InputError, match=f"{field} must be .*got {value!r}"):
         Sampling(**{field: value})

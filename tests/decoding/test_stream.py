@@ -1,3 +1,4 @@
+import functools
 import io
 import itertools
 import json
@@ -68,6 +69,22 @@ def test_invalid_utf8_is_refused_with_its_line_number():
 def test_unknown_formats_are_refused():
     with pytest.raises(InputError, match="did you mean 'jsonl'"):
         translate(b"a\n", "json")
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "message"),
+    [
+        ([""], "--target_prefix has 1 lines, standard input more lines; give each line a prefix"),
+        ([], "--target_prefix has 0 lines, standard input more lines"),
+        (["", "b", "c"], "standard input has 2 lines, --target_prefix more lines; give each line a prefix"),
+        ("ab", "prefixes must be a list of str; got one str"),
+    ],
+)
+def test_prefixes_that_are_not_as_many_as_the_lines_are_refused(prefixes, message):
+    translate = functools.partial(stream.translate_stream, UpperCaseTranslator(), output_format="text")
+    with pytest.raises(InputError, match=message):
+        translate(io.BytesIO(b"a\nb\n"), io.StringIO(), prefixes=prefixes)
+    translate(io.BytesIO(b"a\nb\n"), io.StringIO(), prefixes=["", "b"])
 
 
 def test_a_line_is_translated_before_the_next_one_arrives():

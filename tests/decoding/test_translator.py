@@ -185,6 +185,8 @@ def test_bfloat16_gives_nearly_the_same_score(translator):
         ({"n_best": 5}, "n_best must be between 1 and beam_size=4; got 5"),
         ({"alpha": -1.0}, "alpha must be at least 0 and at most 10; got -1.0"),
         ({"max_extra_length": -1}, "max_extra_length must be at least 0 and at most 4096; got -1"),
+        ({"max_extra_length": 20.5}, "max_extra_length must be a whole number; got 20.5"),
+        ({"max_extra_length": "5"}, "max_extra_length must be a whole number; got '5'"),
     ],
 )
 def test_impossible_options_are_refused(translator, options, message):

@@ -73,10 +73,9 @@ def test_a_hundred_parallel_requests_are_all_answered_as_if_alone(client, transl
         ({}, "source must be a string or a list of strings; got nothing"),
         ({"source": None}, "source must be a string"),
         ({"source": ["one", 2]}, "source, sentence 2 must be a string or a list of strings; got 2"),
-        ({"source": []}, "source must be 1 to 32 sentences; got 0"),
-        ({"source": ["one"] * 33}, "source must be 1 to 32 sentences; got 33"),
+        ({"source": ["one"] * 33}, "source must be 1 to 32 sentences; got 33; send several requests"),
         ({"source": "one\ntwo"}, "source: a line end at character 4; a sentence is one line"),
-        ({"source": "\ud800"}, "lone surrogate"),
+        ({"source": ["one", "two\ud800"]}, "source, sentence 2: '\\ud800' at character 4 is a lone surrogate; send"),
         ({"source": "xyz " * 300}, "subwords, which must be at most 256; split it"),
         ({"source": "one", "beam": 3}, "unknown value 'beam'; did you mean 'beam_size'?"),
         ({"source": "one", "beam_size": 33}, "beam_size must be at least 1 and at most 32; got 33"),
@@ -97,6 +96,10 @@ def test_a_mistake_is_one_line_that_says_what_would_work(client, value, message)
     assert message in answer["error"] and "\n" not in answer["error"]
 
 
+def test_a_list_of_no_sentence_is_not_told_to_send_several_requests(client):
+    assert client.post({"source": []}) == (400, {"error": "source must be 1 to 32 sentences; got 0"})
+
+
 def test_attention_is_shown_on_a_page_of_its_own(client):
     status, answer = client.post({"source": "one two", "target": "eins"}, path="/attention")
     assert status == 200
@@ -106,6 +109,8 @@ def test_attention_is_shown_on_a_page_of_its_own(client):
     assert client.request("GET", "/attention/other")[0] == 404
     status, answer = client.post({"source": "xyz " * 100, "target": "eins"}, path="/attention")
     assert status == 400 and "at most 128" in answer["error"]
+    status, answer = client.post({"source": "one", "target": "\ud800"}, path="/attention")
+    assert status == 400 and answer["error"].startswith("target: '\\ud800' at character 1 is a lone surrogate")
 
 
 def test_only_the_newest_attention_pages_are_kept(translator):

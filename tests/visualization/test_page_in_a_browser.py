@@ -1,5 +1,6 @@
 """What a reader of the page sees, in a real Chromium."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -138,6 +139,16 @@ def test_pointing_at_a_token_isolates_it_and_shows_its_weights(show):
     browser.execute_script("document.activeElement.blur()")
     hover(browser, "h1")
     assert {query for query, _, _ in drawn(browser)} == {0}, "a click keeps the token"
+
+
+def test_a_word_whose_rounded_weights_sum_to_more_than_1_has_its_stripes(show):
+    tokens = ["▁a", *"b" * 48, "</s>"]
+    found = random_maps(tokens, tokens, words=[0] * 49 + [1])
+    weights = np.where(np.arange(50) < 49, 1 / 49, 0) + np.zeros_like(found.encoder.weights)
+    browser = show(dataclasses.replace(found, encoder=dataclasses.replace(found.encoder, weights=weights)))
+    hover(browser, "#queries .token")
+    stripes = browser.execute_script("return document.querySelector('#keys .token').style.backgroundImage")
+    assert stripes.startswith("linear-gradient"), "a colour that is not valid is dropped"
 
 
 def test_the_overview_has_every_head_and_choosing_one_shows_it_alone(show):
