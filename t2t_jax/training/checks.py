@@ -90,7 +90,7 @@ def check_data(config: ConfigDict) -> None:
 
 
 def check_model(config: ConfigDict) -> None:
-    """Refuses sentences beyond learned positions, and a model that with Adam's moments is beyond this machine's memory."""
+    """Refuses sentences longer than the learned positions, and more parameters than this machine can train."""
     if config.model.positions == "learned" and config.data.max_length > config.model.max_positions:
         raise InputError(
             f"data.max_length={config.data.max_length}: the model learns model.max_positions="
