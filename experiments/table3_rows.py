@@ -112,7 +112,7 @@ def check(records: Sequence[Record]) -> str:
                 "alone (checkpoint.average_last=1)"
             )
         other = first.setdefault(row, record)
-        if (record["config"], record["steps"]) != (other["config"], other["steps"]):
+        if changes(record["config"], other["config"]) or record["steps"] != other["steps"]:
             raise InputError(
                 f"records: {name} and seed {other['seed']} differ in config or steps; one row has one of each"
             )
