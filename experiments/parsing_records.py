@@ -21,6 +21,7 @@ from experiments.records import (
     check_provenance,
     config_of,
     finished_result,
+    is_run,
     provenance_of,
     read_fields,
     write_named,
@@ -70,7 +71,7 @@ def run_of(path: str | Path) -> Path | None:
         folder = path.parent.parent
     else:
         folder = path.parent if path.name == "result.json" else path
-    return folder if (folder / "config.json").is_file() else None
+    return folder if is_run(folder) else None
 
 
 def _scores(found: Any, where: str) -> dict[str, Any]:

@@ -210,7 +210,12 @@ def load(path: str, of_run: Reader = record_of, read: Reader = read_record) -> l
     """The records of one command-line argument: of a run folder, of a file, or of a folder of records."""
     if not Path(path).is_dir():
         return [read(path)]
-    return [of_run(path)] if (Path(path) / "config.json").is_file() else read_records(path, read)
+    return [of_run(path)] if is_run(path) else read_records(path, read)
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder is that of a run, and not one of records or of a sweep."""
+    return (Path(folder) / "config.json").is_file()
 
 
 def write_records(folder: str | Path, records: Iterable[Record]) -> list[Path]:
@@ -247,8 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     def write() -> None:
-        is_run = (Path(options.runs) / "config.json").is_file()
-        records = [record_of(options.runs)] if is_run else sweep_records(options.runs)
+        records = [record_of(options.runs)] if is_run(options.runs) else sweep_records(options.runs)
         paths = write_records(options.folder, records)
         print("".join(f"{path}\n" for path in paths), end="")
 

@@ -97,10 +97,14 @@ def check_ranges(ranges: Mapping[str, Range], values: Any, prefix: str = "") -> 
     """Raises InputError for the first field of a dataclass that is out of its range, named `prefix` + its name."""
     types = {field.name: field.type for field in dataclasses.fields(values)}
     for name, allowed in ranges.items():
-        value = getattr(values, name)
-        if not isinstance(value, numbers.Integral if types[name] is int else numbers.Real):
-            raise InputError(f"{prefix}{name} must be a {'whole ' * (types[name] is int)}number; got {shown(value)}")
-        allowed.check(prefix + name, value)
+        check_number(prefix + name, getattr(values, name), allowed, types[name] is int)
+
+
+def check_number(field: str, value: Any, allowed: Range, is_whole: bool) -> None:
+    """Raises InputError where the value of `field` is not a number, if need be a whole one, of the range `allowed`."""
+    if not isinstance(value, numbers.Integral if is_whole else numbers.Real):
+        raise InputError(f"{field} must be a {'whole ' * is_whole}number; got {shown(value)}")
+    allowed.check(field, value)
 
 
 _SHORT = reprlib.Repr()

@@ -169,14 +169,11 @@ def _check_processes(coordinator: str, num_processes: int, process_id: int) -> N
     except OSError as error:
         raise InputError(f"--coordinator={coordinator}: no host {host} ({error.strerror})") from None
     if process_id == 0:
-        with socket.socket() as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                server.bind(("", int(port)))
-            except OSError as error:
-                raise InputError(
-                    f"--coordinator={coordinator}: port {port}: {error.strerror}; give a free one"
-                ) from None
+        try:
+            socket.create_server(("", int(port))).close()
+        except OSError as error:
+            reason = os.strerror(error.errno)
+            raise InputError(f"--coordinator={coordinator}: port {port}: {reason}; give a free one") from None
 
 
 def is_main() -> bool:

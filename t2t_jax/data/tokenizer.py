@@ -127,17 +127,24 @@ def _reason(error: Exception) -> str:
 
 
 def _checked(number: int, text: str) -> str:
-    """`text` on one line; refuses lone surrogates, which UTF-8 cannot encode."""
+    """`text` on one line; refuses lone surrogates."""
     if not isinstance(text, str):
         raise InputError(f"text {number}: must be a str; got {type(text).__name__}")
+    if (at := lone_surrogate(text)) is not None:
+        raise InputError(
+            f"text {number}, character {at + 1}: {text[at]!a} is a lone surrogate; read the text as UTF-8, without "
+            "errors='surrogateescape'"
+        )
+    return one_line(text)
+
+
+def lone_surrogate(text: str) -> int | None:
+    """The index of the first lone surrogate, which UTF-8 cannot encode; None without one."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(
-            f"text {number}, character {error.start + 1}: {text[error.start]!a} is a lone surrogate; "
-            "read the text as UTF-8, without errors='surrogateescape'"
-        ) from None
-    return one_line(text)
+        return error.start
+    return None
 
 
 def read_model(path: Path, name: str) -> bytes:

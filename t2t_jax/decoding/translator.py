@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import numbers
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.long_sentences import cut
 from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, search_all
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
-from t2t_jax.errors import InputError, Range, choice, shown
+from t2t_jax.errors import InputError, Range, check_number, choice
 from t2t_jax.files import check_pairing, read_text
 from t2t_jax.model.transformer import Transformer
 
@@ -342,9 +341,7 @@ def check_options(*, max_extra_length: int = 0, constrained: bool = False, **opt
     """Refuses options of `Translator.translate` that make no sense for any task."""
     del constrained
     SearchOptions(**options)
-    if not isinstance(max_extra_length, numbers.Integral):
-        raise InputError(f"max_extra_length must be a whole number; got {shown(max_extra_length)}")
-    Range(0, 4096).check("max_extra_length", max_extra_length)
+    check_number("max_extra_length", max_extra_length, Range(0, 4096), is_whole=True)
 
 
 def check_lists(**arguments: Iterable[str] | None) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.tokenizer import EOS, PAD, SPACE, UNKNOWN, load_pieces
+from t2t_jax.data.tokenizer import EOS, PAD, SPACE, UNKNOWN, load_pieces, lone_surrogate
 from t2t_jax.errors import InputError, shown
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
@@ -106,10 +106,7 @@ def _finished(model: bytes, pieces: list[_Piece], ids: list[int], field: str) ->
 
 def _is_symbol(name: str) -> bool:
     """Whether SentencePiece can have the name as a piece; lone surrogates, which JSON allows, are not UTF-8."""
-    try:
-        return bool(name.encode()) and "\0" not in name
-    except UnicodeEncodeError:
-        return False
+    return bool(name) and "\0" not in name and lone_surrogate(name) is None
 
 
 def _reordered(model: bytes, pieces: list[_Piece]) -> bytes:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from t2t_jax.data.tokenizer import Tokenizer
+from t2t_jax.data.tokenizer import Tokenizer, lone_surrogate
 from t2t_jax.decoding.grammars import check_grammar
 from t2t_jax.decoding.translator import Translator, check_options
 from t2t_jax.errors import InputError, Range, choice, shown
@@ -102,13 +102,8 @@ def _check_texts(field: str, texts: list[Any]) -> None:
         if "\n" in text:
             where = text.index("\n") + 1
             raise InputError(f"{name}: a line end at character {where}; a sentence is one line, send a list of several")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            where, character = error.start + 1, text[error.start]
-            raise InputError(
-                f"{name}: {character!a} at character {where} is a lone surrogate; send both halves"
-            ) from None
+        if (at := lone_surrogate(text)) is not None:
+            raise InputError(f"{name}: {text[at]!a} at character {at + 1} is a lone surrogate; send both halves")
 
 
 def _check_lengths(field: str, texts: list[str], vocabulary: Tokenizer, most: int) -> None:

@@ -63,7 +63,7 @@ def build(
     The new state has the shardings of `state`. All shapes have the same number of microbatches.
     """
     started = time.monotonic()
-    rows = -(-max(shape.rows for shape in shapes) // mesh.shape[sharding.DATA])
+    rows = _most_rows([shape.rows for shape in shapes], mesh)
     if machine.microbatches > rows:
         raise InputError(
             f"train.accumulate={machine.microbatches}: a device has at most {rows} rows of a batch; lower it, or set "
@@ -94,7 +94,7 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
     memory, so that for the next number of microbatches they are sorted by what they needed.
     """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
-    rows = -(-max(len(batch["inputs"]) for batch in batches) // mesh.shape[sharding.DATA])
+    rows = _most_rows([len(batch["inputs"]) for batch in batches], mesh)
     choices = [machine.microbatches] if machine.microbatches else [2**n for n in range((rows - 1).bit_length() + 1)]
     for microbatches in choices:
         compiled = _compile(lower, batches[:1], microbatches, mesh)
@@ -108,6 +108,11 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
         f"data.tokens_per_batch: with {microbatches} microbatches, a step needs {max(needs.values()) / _GIB:.2f} GiB, "
         f"more than the {limit / _GIB:.2f} GiB of a device; {_REMEDIES}"
     )
+
+
+def _most_rows(rows: Sequence[int], mesh: Mesh) -> int:
+    """The most rows that a device has of batches with so many rows."""
+    return -(-max(rows) // mesh.shape[sharding.DATA])
 
 
 def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int, mesh: Mesh) -> dict[Shape, Any]:
