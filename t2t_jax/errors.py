@@ -69,12 +69,16 @@ def storage_reason(error: BaseException) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The finite numbers from `least` to `most`; both ends belong to it unless declared open."""
+    """The finite numbers from `least` to `most`; both ends belong to it unless declared open.
+
+    `hint` says what a value outside it may have been meant for.
+    """
 
     least: float
     most: float | None = None
     open_below: bool = False
     open_above: bool = False
+    hint: str = ""
 
     def __contains__(self, value: Any) -> bool:
         if isinstance(value, float) and not math.isfinite(value):
@@ -86,11 +90,11 @@ class Range:
         least = f"{'above' if self.open_below else 'at least'} {self.least}"
         return least if self.most is None else f"{least} and {'below' if self.open_above else 'at most'} {self.most}"
 
-    def check(self, field: str, value: Any, hint: str = "") -> None:
+    def check(self, field: str, value: Any) -> None:
         """Raises InputError where the value of `field` is not in the range."""
         if value not in self:
             finite = "finite, " if isinstance(value, float) and not math.isfinite(value) else ""
-            raise InputError(f"{field} must be {finite}{self}{hint and f' ({hint})'}; got {shown(value)}")
+            raise InputError(f"{field} must be {finite}{self}{self.hint and f' ({self.hint})'}; got {shown(value)}")
 
 
 def check_ranges(ranges: Mapping[str, Range], values: Any, prefix: str = "") -> None:

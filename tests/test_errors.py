@@ -14,7 +14,11 @@ class Sizes:
     share: float = 0.5
 
     def __post_init__(self):
-        check_ranges({"count": Range(1, 10), "share": Range(0, 1, open_below=True, open_above=True)}, self, "sizes.")
+        check_ranges(
+            {"count": Range(1, 10), "share": Range(0, 1, open_below=True, open_above=True, hint="half: 0.5")},
+            self,
+            "sizes.",
+        )
 
 
 def test_a_range_contains_its_ends_unless_they_are_open():
@@ -31,8 +35,8 @@ def test_a_range_contains_its_ends_unless_they_are_open():
         ({"count": 2.5}, "sizes.count must be a whole number; got 2.5"),
         ({"count": "2"}, "sizes.count must be a whole number; got '2'"),
         ({"share": None}, "sizes.share must be a number; got None"),
-        ({"share": 1.0}, "sizes.share must be above 0 and below 1; got 1.0"),
-        ({"share": math.nan}, "sizes.share must be finite, above 0 and below 1; got nan"),
+        ({"share": 1.0}, r"sizes.share must be above 0 and below 1 \(half: 0.5\); got 1.0"),
+        ({"share": math.nan}, r"sizes.share must be finite, above 0 and below 1 \(half: 0.5\); got nan"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_field_value_and_range(values, message):

@@ -54,9 +54,9 @@ class Rules:
     drop_test_leaks: bool = False
 
     def __post_init__(self):
-        Range(0, 10**9).check("data.cleaning.max_words", self.max_words, "0: no limit")
+        Range(0, 10**9, hint="0: no limit").check("data.cleaning.max_words", self.max_words)
         if self.max_ratio != 0:
-            Range(1).check("data.cleaning.max_ratio", self.max_ratio, "0: no limit")
+            Range(1, hint="0: no limit").check("data.cleaning.max_ratio", self.max_ratio)
 
 
 # --- Normalisation -----------------------------------------------------------------------------------------

@@ -8,8 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from t2t_jax.errors import Range, check_ranges
 
-# Far smaller values overflow or underflow in float32.
-_RANGES = {"temperature": Range(1e-3), "top_k": Range(0, 2**31 - 1), "top_p": Range(1e-6, 1)}
+# Far smaller temperatures and probabilities overflow or underflow in float32.
+_RANGES = {
+    "temperature": Range(1e-3, hint="for the most likely token use beam_size=1"),
+    "top_k": Range(0, 2**31 - 1, hint="0: all tokens"),
+    "top_p": Range(1e-6, 1, hint="1: all tokens"),
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,7 +47,7 @@ def serve_run(workdir: str, *, host: str, port: int, step: int | str | None, dty
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens on this address; port 0 is a free one."""
-    Range(0, 65535).check("port", port, "0 takes a free one")
+    Range(0, 65535, hint="0 takes a free one").check("port", port)
     try:
         options = {"type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP, "flags": socket.AI_PASSIVE}
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, **options)[0]

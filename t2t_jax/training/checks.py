@@ -39,7 +39,7 @@ _RANGES = {
     "train.label_smoothing": Range(0, 1, open_above=True),
     "train.r_drop": Range(0),
     "train.seed": Range(0, 2**32 - 1),  # what jax.random.key tells apart
-    "train.accumulate": Range(0, 10**9),  # 0: as memory allows
+    "train.accumulate": Range(0, 10**9, hint="0: as memory allows"),
     "train.log_interval": Range(1, _STEPS),
     "machine.model_parallel": Range(1, 1_000_000),
     "machine.memory_gib": Range(0),
