@@ -27,6 +27,7 @@ from t2t_jax.errors import DamagedError, InputError, InterruptedRun
 from t2t_jax.files import folder_lock, read_object, replace_folder, sha256, storage_errors, write_object
 
 _MANIFEST = "manifest.json"
+_PROVISIONAL = "provisional"  # an empty file in a step that the next save deletes
 _UNFINISHED, _REMOVED = ".unfinished", ".removed"  # suffixes of folders being written or deleted
 _ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of folders that Orbax is writing
 
@@ -182,13 +183,18 @@ class Checkpoints:
 
 
 class CheckpointWriter(Checkpoints):
-    """Saves checkpoints to one folder and keeps the newest `keep`; for the processes that train."""
+    """Saves checkpoints to one folder and keeps the newest `keep` and a provisional one; for the processes that train.
+
+    A provisional checkpoint is one to resume from, not one to average: the next save deletes it.
+    """
 
     def __init__(self, directory: Path, keep: int | None = None):
         super().__init__(directory)
         self._keep = keep
 
-    def save(self, step: int, params: Tree, optimizer: Tree | None, metadata: dict[str, Any]) -> None:
+    def save(
+        self, step: int, params: Tree, optimizer: Tree | None, metadata: dict[str, Any], *, provisional: bool = False
+    ) -> None:
         """Writes a step and returns when it is complete. It becomes the newest: later steps are deleted."""
         items = {"params": ocp.args.StandardSave(params), "metadata": ocp.args.JsonSave(metadata)}
         if optimizer is not None:
@@ -200,6 +206,8 @@ class CheckpointWriter(Checkpoints):
             with _quiet():
                 self._orbax.save(unfinished, args=ocp.args.Composite(**items))
             if sharding.is_main():
+                if provisional:
+                    (unfinished / _PROVISIONAL).touch()
                 sums = {str(path.relative_to(unfinished)): sha256(path) for path in _files(unfinished)}
                 write_object(unfinished / _MANIFEST, sums)
                 replace_folder(unfinished, self._folder(step), self.directory / f"{step}{_REMOVED}")
@@ -223,8 +231,8 @@ class CheckpointWriter(Checkpoints):
 
     def _delete_old(self, newest: int) -> None:
         steps = self.steps()
-        kept = [step for step in steps if step <= newest][-self._keep if self._keep else None :]
-        for step in set(steps) - set(kept):
+        lasting = [step for step in steps if step <= newest and not (self._folder(step) / _PROVISIONAL).exists()]
+        for step in set(steps) - set(lasting[-self._keep if self._keep else None :]) - {newest}:
             removed = self.directory / f"{step}{_REMOVED}"
             os.rename(self._folder(step), removed)  # renamed first: no reader finds half of it
             shutil.rmtree(removed)

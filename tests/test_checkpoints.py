@@ -207,6 +207,15 @@ def test_a_step_becomes_the_newest_even_where_later_ones_were_damaged(checkpoint
     assert checkpoints.steps() == [20, 25]
 
 
+def test_a_provisional_step_is_kept_beside_the_others_until_the_next_save(checkpoints):
+    checkpoints.save(42, tree(42.0), None, {}, provisional=True)
+    assert checkpoints.steps() == [20, 30, 40, 42] == checkpoints.newest_good(9)
+    checkpoints.save(44, tree(44.0), None, {}, provisional=True)
+    assert checkpoints.steps() == [20, 30, 40, 44]
+    checkpoints.save(50, tree(50.0), None, {})
+    assert checkpoints.steps() == [30, 40, 50]
+
+
 def test_averages_skip_damaged_steps_and_log_them(checkpoints, tmp_path, caplog):
     flip_bit(files(checkpoints, 30)[0])
     averaged = average_last(checkpoints, 2, CheckpointWriter(tmp_path / "averaged"))

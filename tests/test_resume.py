@@ -17,8 +17,9 @@ import pytest
 
 import t2t_jax
 from benchmarks.tiny_experiment import FAST_COMPILATION
+from t2t_jax import signals
 from t2t_jax.checkpoints import Checkpoints, average_run
-from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.errors import DamagedError, InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import evaluate_run
 from t2t_jax.files import read_object, sha256
 from t2t_jax.training.loop import every, train
@@ -59,6 +60,25 @@ def test_a_run_resumed_twice_equals_an_uninterrupted_one_data_order_included(tmp
         part = tiny_config(tmp_path, train__train_steps=steps, checkpoint__interval_steps=10)
         train(part, str(tmp_path / "parts"))
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 30)
+
+
+def test_a_run_stopped_between_two_checkpoints_averages_the_same_ones(tmp_path, monkeypatch):
+    config = tiny_config(
+        tmp_path, train__train_steps=10, checkpoint__interval_steps=4, checkpoint__average_last=3, checkpoint__keep=3
+    )
+    whole = train(config, str(tmp_path / "whole"))
+
+    @contextlib.contextmanager
+    def a_signal_in_step_9(_):
+        calls = iter(range(1, 10))
+        yield lambda: next(calls) == 9
+
+    with monkeypatch.context() as patched, pytest.raises(InterruptedRun, match="after step 9, saved"):
+        patched.setattr(signals, "deferred", a_signal_in_step_9)
+        train(config, str(tmp_path / "parts"))
+    parts = train(config, str(tmp_path / "parts"))
+    assert parts["averaged_steps"] == whole["averaged_steps"] == [4, 8, 10]
+    assert parts["test"] == whole["test"]
 
 
 CONFIG = """

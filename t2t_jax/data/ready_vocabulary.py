@@ -5,22 +5,34 @@ Preprocessed WMT14 data comes with such merges ("BPE codes"): one per line, in t
 """
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.tokenizer import EOS, PAD, SPACE, UNKNOWN, check_special_pieces, load_pieces, read_model
+from t2t_jax.data.tokenizer import (
+    EOS,
+    PAD,
+    SPACE,
+    UNKNOWN,
+    add_normalization,
+    check_special_pieces,
+    load_pieces,
+    read_model,
+)
 from t2t_jax.errors import InputError
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 _MIN_COUNT = 5  # characters that are in no merge become pieces from this count on; rarer ones are encoded as bytes
 
 
-def ready_vocabulary(path: Path, sentences: Iterable[str], field: str = "data.vocabulary") -> bytes:
+def ready_vocabulary(
+    path: Path, sentences: Iterable[str], field: str = "data.vocabulary", replace: Mapping[str, str] | None = None
+) -> bytes:
     """The SentencePiece model in `path`, or one that applies the BPE merges in `path`.
 
-    In the second case, characters of `sentences` that are in no merge become pieces too.
+    In the second case, characters of `sentences` that are in no merge become pieces too. `replace` holds normalisation
+    rules for encoding, from single characters to strings; a SentencePiece model that has other rules is refused.
     """
     if not path.is_file():
         raise InputError(f"{field}: no file {path}; give a SentencePiece model or subword-nmt's codes")
@@ -29,8 +41,10 @@ def ready_vocabulary(path: Path, sentences: Iterable[str], field: str = "data.vo
     try:
         merges = _merges(content.decode("utf-8-sig"))
     except (UnicodeDecodeError, ValueError):
-        return _checked(name, content)
-    return _checked(name, model_of_merges(merges, _alphabet(sentences)))
+        model = content
+    else:
+        model = model_of_merges(merges, _alphabet(sentences))
+    return add_normalization(_checked(name, model), replace or {}, name)
 
 
 def _checked(name: str, model: bytes) -> bytes:

@@ -3,12 +3,13 @@
 Ids: 0 is padding and the start symbol, 1 EOS, 2 unknown (never produced by models with byte fallback).
 """
 
+import contextlib
 import functools
 import hashlib
 import io
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,8 @@ def train_vocabulary(
     of the text whose characters are pieces; the remaining, rare ones are encoded as bytes. `replace` holds
     normalisation rules, from single characters to strings, for training and for encoding. Errors call the size `field`.
     """
-    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
-        rules.write("".join(f"{_codes(old)}\t{_codes(new)}\n" for old, new in (replace or {}).items()))
-        rules.flush()
-        options = {"normalization_rule_tsv": rules.name} if replace else {"normalization_rule_name": "identity"}
+    with _rules_file(replace or {}) as rules:
+        options = {"normalization_rule_tsv": rules} if replace else {"normalization_rule_name": "identity"}
         return _train(
             sentences,
             vocab_size,
@@ -113,6 +112,38 @@ def _train(sentences: Iterable[str], vocab_size: int, field: str, **options: Any
     except (RuntimeError, ValueError) as error:
         raise InputError(f"{field}={vocab_size}: {_reason(error)}") from None
     return model.getvalue()
+
+
+def add_normalization(model: bytes, replace: Mapping[str, str], name: str) -> bytes:
+    """A SentencePiece model with the normalisation rules `replace`, from single characters to strings.
+
+    Errors call the model `name`. One that has other rules already is refused.
+    """
+    pieces = load_pieces(model, name)
+    if all(pieces.normalize(f"a{old}a") == pieces.normalize(f"a{new}a") for old, new in replace.items()):
+        return model
+    changed = sentencepiece_model_pb2.ModelProto.FromString(model)
+    if changed.normalizer_spec.precompiled_charsmap:
+        raise InputError(
+            f"{name} has normalisation rules of its own, to which those of data.cleaning can't be added; set "
+            "data.cleaning.lowercase, normalize_punctuation and remove_nonprinting to False"
+        )
+    sentencepiece.set_min_log_level(2)
+    with _rules_file(replace) as rules:
+        compiled = sentencepiece.SentencePieceNormalizer(rule_tsv=rules).serialized_model_proto()
+    rules_of = sentencepiece_model_pb2.ModelProto.FromString(compiled).normalizer_spec
+    changed.normalizer_spec.name = rules_of.name
+    changed.normalizer_spec.precompiled_charsmap = rules_of.precompiled_charsmap
+    return changed.SerializeToString()
+
+
+@contextlib.contextmanager
+def _rules_file(replace: Mapping[str, str]) -> Iterator[str]:
+    """A temporary file with these rules in SentencePiece's format."""
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+        rules.write("".join(f"{_codes(old)}\t{_codes(new)}\n" for old, new in replace.items()))
+        rules.flush()
+        yield rules.name
 
 
 def _codes(text: str) -> str:

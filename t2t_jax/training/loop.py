@@ -104,8 +104,11 @@ def train_in(
             save_now, stop = flags.reduce(sharding.is_main() and save_minutes(step), stopped())
             if evaluate_steps(step):
                 evaluate_dev(experiment, state, step, progress)
-            if save_steps(step) or save_now or stop or step == train_steps:
-                save(experiment, state, step, checkpoints, run, progress)
+            due = save_steps(step) or save_now or step == train_steps
+            if due or stop:
+                # A run that is stopped and resumed averages the checkpoints of one that is not.
+                provisional = not due and config.checkpoint.interval_steps > 0
+                save(experiment, state, step, checkpoints, run, progress, provisional)
             if stop and step < train_steps:
                 raise InterruptedRun(f"stopped by a signal after step {step}, saved; the same command resumes")
     return finish(experiment, run, checkpoints, progress)
@@ -128,12 +131,14 @@ def save(
     checkpoints: CheckpointWriter,
     run: RunFolder,
     progress: Progress,
+    provisional: bool,
 ) -> None:
     """A checkpoint, once all processes and devices agree on what it holds."""
     with progress.phase("save"):
         totals = progress.totals()
         check_state(state, experiment.mesh, {"step": step, "batches": totals["pairs_crc32"]})
-        checkpoints.save(step, state.params, state.optimizer, experiment.lineage | {"progress": totals})
+        metadata = experiment.lineage | {"progress": totals}
+        checkpoints.save(step, state.params, state.optimizer, metadata, provisional=provisional)
         run.note_saved(step)
 
 

@@ -4,6 +4,7 @@ import random
 import pytest
 import sentencepiece
 
+from t2t_jax.data.cleaning import Rules, replacements
 from t2t_jax.data.ready_vocabulary import model_of_merges, ready_vocabulary
 from t2t_jax.data.tokenizer import Tokenizer, train_vocabulary
 from t2t_jax.errors import InputError
@@ -72,3 +73,18 @@ def test_a_byte_order_mark_before_the_merges_is_ignored(tmp_path):
     (tmp_path / "marked").write_text("\ufeff" + codes)
     plain, marked = (ready_vocabulary(tmp_path / name, []) for name in ("plain", "marked"))
     assert plain == marked
+
+
+def test_text_to_translate_is_normalised_like_training_text(tmp_path):
+    """BPE codes and SentencePiece models without rules get those of `data.cleaning`; with others they are refused."""
+    replace = replacements(Rules(lowercase=True, normalize_punctuation=True))
+    (tmp_path / "codes").write_text("e r</w>\nl o\nlo w\n")
+    (tmp_path / "plain").write_bytes(train_vocabulary(sentences(200), 290))
+    for name in ("codes", "plain"):
+        found = ready_vocabulary(tmp_path / name, sentences(200), replace=replace)
+        assert pieces(found, "LOWER „Größe“") == pieces(found, 'lower "größe"') == pieces(found, 'LOWER "größe"')
+        (tmp_path / "again").write_bytes(found)
+        assert ready_vocabulary(tmp_path / "again", [], replace=replace) == found
+    (tmp_path / "lower").write_bytes(train_vocabulary(sentences(200), 290, replace={"L": "l"}))
+    with pytest.raises(InputError, match="lower has normalisation rules of its own, .* data.cleaning.lowercase"):
+        ready_vocabulary(tmp_path / "lower", [], replace=replace)
