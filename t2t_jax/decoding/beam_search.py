@@ -259,12 +259,14 @@ def _next_tokens(search: Search, logits: Float[Array, "B W vocab"], options: Sea
 
     Without any, the logits stay unnormalised, and only the few candidates are normalised later.
     """
-    processors = _logits_processors(search, options, eos)
+    processors, has_prefixes = _logits_processors(search, options, eos), search.prefixes.shape[1] > 0
     vocab_first = jnp.moveaxis(logits, -1, 0)
     log_normaliser = log_sum_exp(vocab_first)
-    if not (processors or options.sampling):
+    if not (processors or has_prefixes or options.sampling):
         return _NextTokens(vocab_first, log_normaliser)
     log_probs = logits - log_normaliser[..., None]
+    if has_prefixes:
+        processors.append(constraints.force_prefix(search.prefixes, log_probs))
     for process in processors:
         log_probs = process(log_probs, search.alive.tokens, search.lengths)
     return _NextTokens(jnp.moveaxis(log_probs, -1, 0), jnp.zeros_like(log_normaliser))
@@ -274,8 +276,6 @@ def _logits_processors(search: Search, options: SearchOptions, eos: int) -> list
     processors = [_of_sentences(options.constraint, search)] if options.constraint else []
     if options.no_repeat_ngram:
         processors.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
-    if search.prefixes.shape[1]:
-        processors.append(constraints.force_prefix(search.prefixes))
     if options.sampling and options.min_length:  # beam search forbids an early EOS among its candidates
         processors.append(constraints.forbid_early_eos(options.min_length, eos))
     return processors

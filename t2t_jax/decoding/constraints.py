@@ -60,15 +60,19 @@ def forbid_early_eos(min_length: int, eos: int) -> Constraint:
     return Constraint(process, largest_bonus=0.0)
 
 
-def force_prefix(prefixes: Int[Array, "B P"]) -> Constraint:
-    """Forces each sentence to begin with its prefix, padded with 0; forced tokens keep the model's log-probability."""
+def force_prefix(prefixes: Int[Array, "B P"], model_log_probs: Float[Array, "B W vocab"]) -> Constraint:
+    """Forces each sentence to begin with its prefix, padded with 0, whatever the processors before this one forbid.
+
+    Forced tokens have the model's log-probability.
+    """
 
     def process(log_probs, tokens, lengths):
         del tokens
         last = prefixes.shape[1] - 1
         forced = jnp.take_along_axis(prefixes, jnp.minimum(lengths, last)[:, None], axis=1)[:, :, None]  # [B, 1, 1]
         is_forced = (lengths[:, None, None] <= last) & (forced != 0)
-        return jnp.where(is_forced & (_vocabulary(log_probs) != forced), -jnp.inf, log_probs)
+        only_forced = jnp.where(_vocabulary(log_probs) == forced, model_log_probs, -jnp.inf)
+        return jnp.where(is_forced, only_forced, log_probs)
 
     return Constraint(process, largest_bonus=0.0)
 

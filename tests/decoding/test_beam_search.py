@@ -392,6 +392,16 @@ def test_with_n_gram_blocking_the_results_are_the_best_without_repeats():
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:5]]
 
 
+def test_a_prefix_is_forced_even_where_it_repeats_what_may_not_be_repeated():
+    for seed in range(4):
+        log_probs = random_chains(seed)
+        once_more = lambda tokens: tokens[:2] == (3, 3) and len(set(tokens)) == len(tokens) - 1
+        expected = [found for found in exhaustive(log_probs[0], 4, 0.6) if once_more(found[0])]
+        found = listed(search(log_probs, [4], beam_size=27, n_best=3, prefixes=[[3, 3]], no_repeat_ngram=1))
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:3]]
+        np.testing.assert_allclose([s for _, s in found], [s for _, s in expected[:3]], rtol=1e-5)
+
+
 def test_a_logits_processor_forbids_and_rewards():
     log_probs = random_chains(1)
     never_2 = lambda log_probs, tokens, lengths: log_probs.at[..., 2].set(-jnp.inf)

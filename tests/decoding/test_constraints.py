@@ -20,7 +20,8 @@ def test_eos_is_forbidden_before_the_minimum_length():
 
 
 def test_a_prefix_is_forced_token_by_token_and_then_every_token_is_allowed():
-    tokens, constraint = np.zeros((3, 1, 4), int), force_prefix(jnp.array([[5, 6], [7, 0], [0, 0]]))
+    tokens, log_probs = np.zeros((3, 1, 4), int), jnp.zeros((3, 1, 9))
+    constraint = force_prefix(jnp.array([[5, 6], [7, 0], [0, 0]]), log_probs)
     assert allowed(constraint, tokens, [0, 0, 0]) == [[{5}], [{7}], [ALL]]
     assert allowed(constraint, tokens, [1, 1, 1]) == [[{6}], [ALL], [ALL]]
     assert allowed(constraint, tokens, [2, 2, 2]) == [[ALL], [ALL], [ALL]]
