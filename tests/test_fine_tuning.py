@@ -52,6 +52,16 @@ def test_it_learns_and_an_interrupted_run_resumes_exactly(pretrained, tmp_path):
     assert read_object(pretrained / "result.json")["init_from"] == ""
 
 
+def test_a_run_that_has_started_from_other_weights_is_not_resumed(pretrained, tmp_path):
+    config = tiny_config(tmp_path, model__norm="pre", train__train_steps=2)
+    train(config, str(tmp_path / "run"))
+    with pytest.raises(InputError, match="has started from random weights and would be resumed; leave out --init_from"):
+        train(config, str(tmp_path / "run"), init_from=str(pretrained))
+    train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "tuned"), init_from=str(pretrained))
+    with pytest.raises(InputError, match=f"has started from {pretrained}, averaged checkpoint 6 and would be resumed"):
+        train(config_of(tmp_path, train__train_steps=4), str(tmp_path / "tuned"), init_from=f"{pretrained}/../run")
+
+
 def test_a_run_resumes_from_a_moved_data_directory(pretrained, tmp_path):
     train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "run"), init_from=str(pretrained))
     moved = config_of(tmp_path, train__train_steps=4)

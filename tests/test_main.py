@@ -342,7 +342,7 @@ def test_mistakes_in_the_options_of_the_search_are_one_line(command, run, tmp_pa
     (tmp_path / "prefix.txt").write_text("drei\n")
     for arguments, message in [
         (["--groups=3"], "groups must divide beam_size=4; got 3"),
-        (["--sample", "--top_p=2"], "top_p must be at least 1e-06 and at most 1; got 2.0"),
+        (["--sample", "--top_p=2"], "top_p must be at least 1e-06 and at most 1 (1: all tokens); got 2.0"),
         ([f"--target_prefix={tmp_path}/prefix.txt"], "--target_prefix has 1 lines, standard input more"),
         ([f"--target_prefix={tmp_path}/none.txt"], "target_prefix: no file"),
     ]:

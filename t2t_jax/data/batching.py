@@ -26,7 +26,7 @@ class Batches:
 
     `tokens_per_batch` bounds the positions of a global batch on each side, padding included. Step n belongs to
     epoch n // `per_epoch`. Each epoch holds every pair exactly once, or as often as `mixture` says, in a new random
-    order; incomplete batches are filled up with rows of padding. With `packing`, rows hold several pairs, and there
+    order; incomplete batches are filled up with padding. With `packing`, rows hold several pairs, and there
     are at most `packing_shapes` buckets instead of `num_buckets`.
     """
 
@@ -54,14 +54,16 @@ class Batches:
         self._layout = layout
         self._group_of_pair, group_sizes = _look_up(layout.groups, source, target), layout.group_sizes
         if mixture:
-            group_sizes = mixture.group(self._group_of_pair, len(group_sizes))
+            group_sizes, groups = mixture.group(self._group_of_pair, len(group_sizes)), self._group_of_pair
+            # The indices that `mixture` gives to empty slots belong to groups as those of pairs do.
+            self._group_of_pair = np.concatenate([groups, np.arange(len(group_sizes), dtype=groups.dtype)])
         layout.resize(group_sizes)
         self.buckets, self.per_epoch = layout.buckets, layout.per_epoch
         self.plan = functools.lru_cache(maxsize=2)(self._plan)
 
     def _plan(self, epoch: int) -> Plan:
         rng = np.random.default_rng([self._seed, epoch])
-        pairs = self._mixture.epoch(epoch) if self._mixture else np.arange(len(self._group_of_pair), dtype=np.uint32)
+        pairs = self._mixture.epoch(epoch) if self._mixture else np.arange(len(self._sources), dtype=np.uint32)
         rng.shuffle(pairs)
         return self._layout.plan(_grouped(pairs, self._group_of_pair, self._layout.group_sizes), rng)
 
@@ -73,7 +75,8 @@ class Batches:
     def pairs(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The indices of the pairs in batch `step` and the row of each; rows ascend."""
         epoch, index = divmod(step, self.per_epoch)
-        return self.plan(epoch).batch(index)
+        pairs, rows = self.plan(epoch).batch(index)
+        return (pairs, rows) if not self._mixture else tuple(x[pairs < len(self._sources)] for x in (pairs, rows))
 
     def lengths(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The source lengths and the target lengths of these pairs, without reading them."""

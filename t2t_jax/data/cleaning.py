@@ -73,10 +73,12 @@ def normalize_punctuation(text: str) -> str:
 
 
 def remove_nonprinting(text: str) -> str:
-    """`text` without control, format, private-use and unassigned characters (Unicode C*) other than tab, CR and LF."""
-    if text.isprintable():
-        return text
-    return "".join(c for c in text if c in "\t\r\n" or not unicodedata.category(c).startswith("C"))
+    """`text` without control, format and private-use characters (Unicode's Cc, Cf, Co) other than tab, CR and LF."""
+    return text if text.isprintable() else "".join(c for c in text if not _is_nonprinting(c))
+
+
+def _is_nonprinting(character: str) -> bool:
+    return character not in "\t\r\n" and unicodedata.category(character) in ("Cc", "Cf", "Co")
 
 
 # --- Filters on one pair: True drops it --------------------------------------------------------------------
@@ -245,8 +247,9 @@ def clean(
 def replacements(rules: Rules) -> dict[str, str]:
     """`normalize` as SentencePiece normalisation rules, so that text to translate is normalised like training text."""
     characters = list(map(chr, range(0x110000)))
-    unseen = (character for character in characters if unicodedata.category(character) in ("Cc", "Cf"))
-    removed = {character: "" for character in unseen if character not in "\0\t\r\n"} if rules.remove_nonprinting else {}
+    # SentencePiece can have no rule for NUL.
+    unseen = (character for character in characters if character != "\0" and _is_nonprinting(character))
+    removed = {character: "" for character in unseen} if rules.remove_nonprinting else {}
     capitals = (character for character in characters if character.lower() != character)
     lowered = {character: character.lower() for character in capitals} if rules.lowercase else {}
     return removed | lowered | (_PUNCTUATION if rules.normalize_punctuation else {})

@@ -11,6 +11,9 @@ class Mixture:
 
     The pairs of text t, `sizes[t]` of them, follow those of the texts before it. A pair of weight 1 occurs once in an
     epoch, one of weight 2 twice, one of weight 0.5 in every second epoch.
+
+    Every epoch consists of as many slots of each group of pairs, so that epochs are equally long. A slot for which
+    there is no pair in an epoch has the index of no pair: the number of pairs plus that of the group.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int):
@@ -29,24 +32,31 @@ class Mixture:
         return found
 
     def group(self, group_of_pair: np.ndarray, num_groups: int) -> np.ndarray:
-        """Fixes of how many pairs of each group every epoch consists, so that epochs are equally long; returns that."""
+        """Fixes the number of slots of each group, and returns it."""
         total, self._fractions = np.zeros(num_groups, np.int64), []
+        self._num_pairs = len(group_of_pair)
         for text, (pairs, weight) in enumerate(self._texts):
-            order = np.random.default_rng([self._seed, text]).permutation(pairs)
+            rng = np.random.default_rng([self._seed, text])
+            order = rng.permutation(pairs)
             order = order[np.argsort(group_of_pair[order], kind="stable")]
             sizes = np.bincount(group_of_pair[pairs], minlength=num_groups)
-            # Rounded first: the fraction of 1.1 is a little more than 0.1 in floating point.
-            taken = np.ceil(np.round(math.modf(weight)[0] * sizes, 6)).astype(np.int64)
-            self._fractions.append((order, sizes, taken))
-            total += int(weight) * sizes + taken
+            # Rounded: the fraction of 1.1 is a little more than 0.1 in floating point.
+            wanted = np.round(math.modf(weight)[0] * sizes, 6)
+            self._fractions.append((order, sizes, wanted, rng.random(num_groups)))
+            total += int(weight) * sizes + np.ceil(wanted).astype(np.int64)
         return total
 
     def epoch(self, epoch: int) -> np.ndarray:
-        """The pairs of an epoch, in no particular order."""
+        """The pairs in the slots of an epoch, in no particular order."""
         found = [np.tile(pairs, int(weight)) for pairs, weight in self._texts]
-        for order, sizes, taken in self._fractions:
-            # Of each group, those that follow the ones of the epoch before: all occur equally often.
+        for order, sizes, wanted, phases in self._fractions:
+            # Of each group `wanted` pairs on average: by epoch n, n times as many, rounded down after adding the phase.
+            before, after = (np.floor(n * wanted + phases).astype(np.int64) for n in (epoch, epoch + 1))
+            taken = after - before
+            # Those that follow the ones of the epoch before: all occur equally often.
             number = np.arange(taken.sum()) - np.repeat(np.cumsum(taken) - taken, taken)
-            within = (np.repeat(epoch * taken, taken) + number) % np.repeat(sizes, taken)
+            within = (np.repeat(before, taken) + number) % np.repeat(sizes, taken)
             found.append(order[np.repeat(np.cumsum(sizes) - sizes, taken) + within])
+            empty = np.ceil(wanted).astype(np.int64) - taken
+            found.append(np.repeat(np.arange(len(sizes), dtype=np.uint32) + np.uint32(self._num_pairs), empty))
         return np.concatenate(found)

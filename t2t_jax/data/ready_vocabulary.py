@@ -80,11 +80,13 @@ def model_of_merges(merges: list[tuple[str, str]], alphabet: Iterable[str] = ())
 
     The score of a piece is minus the rank of its merge, as SentencePiece merges the pair with the highest score first.
     Pieces of a character and the end of a word, here a space, have the highest score: subword-nmt starts from them.
+    Only in its version 0.1 is the end of a word a symbol of its own, which the merges join to others.
     SentencePiece may also merge two pieces into a third that has another merge; this has not been seen on real text.
     """
     merged = ["".join(pair).replace("</w>", SPACE) for pair in merges]
     characters = sorted({c for piece in merged for c in piece.replace(SPACE, "")} | set(alphabet) - {SPACE})
-    scores = {character + SPACE: 1.0 for character in characters}
+    is_first_version = any("</w>" in pair for pair in merges)
+    scores = {} if is_first_version else {character + SPACE: 1.0 for character in characters}
     for rank, piece in enumerate(merged, start=1):
         scores.setdefault(piece, -float(rank))
     for character in (*characters, SPACE):

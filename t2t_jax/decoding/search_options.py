@@ -15,7 +15,7 @@ _RANGES = {
     "beam_size": Range(1, 256),
     "alpha": Range(0, 10),
     "n_best": Range(1, 256),
-    "min_length": Range(0, 100_000),
+    "min_length": Range(0, 4096),
     "no_repeat_ngram": Range(0, 100),
     "groups": Range(1, 64),
     "diversity": Range(0),

@@ -93,11 +93,12 @@ class Translator:
         """Up to `n_best` different translations of each sentence, best first; an empty sentence has an empty one.
 
         `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, min_length=0, …`. A translation
-        has at most as many subwords as its source, both with EOS, plus `max_extra_length`. Each begins with its
-        prefix, if `prefixes` are given. `constrained` allows only outputs that are well-formed by the task's grammar:
-        in parsing, one tree over exactly the words. Samples are a function of `seed` and the sentence. `on_progress` is
-        called with the number of sentences that have just been completed. Sentences beyond `longest_whole` are
-        translated in parts (see long_sentences.py); warnings count lines from `first_line`.
+        has at most as many subwords as its source, both with EOS, or as `min_length` if that is more, plus
+        `max_extra_length`. Each begins with its prefix, if `prefixes` are given. `constrained` allows only outputs that
+        are well-formed by the task's grammar: in parsing, one tree over exactly the words. Samples are a function of
+        `seed` and the sentence. `on_progress` is called with the number of sentences that have just been completed.
+        Sentences beyond `longest_whole` are translated in parts (see long_sentences.py); warnings count lines from
+        `first_line`.
         """
         check_options(max_extra_length=max_extra_length, **options)
         search = SearchOptions(**options)
@@ -110,7 +111,7 @@ class Translator:
         parts = [self._parts(line, ids) for line, ids in enumerate(encoded, start=first_line)]
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
         requests = [
-            _request(parts[index][number], [] if number else starts[index], max_extra_length, seed)
+            _request(parts[index][number], [] if number else starts[index], search.min_length, max_extra_length, seed)
             for index, number in owners
         ]
         if isinstance(search.constraint, Constraint) and (features := search.constraint.features):
@@ -264,10 +265,10 @@ class Translator:
 _EMPTY = Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, token_log_probs=[])
 
 
-def _request(ids: list[int], prefix: list[int], max_extra_length: int, seed: int) -> Request:
+def _request(ids: list[int], prefix: list[int], min_length: int, max_extra_length: int, seed: int) -> Request:
     return Request(
         ids=ids,
-        max_length=max(len(ids) + max_extra_length, len(prefix) + 1),
+        max_length=max(max(len(ids), min_length) + max_extra_length, len(prefix) + 1),
         prefix=prefix,
         seed=(zlib.crc32(np.asarray(ids, np.int32)) + seed) % 2**31,
     )

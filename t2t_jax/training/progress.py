@@ -161,7 +161,7 @@ class Progress:
         sums = self._since_log
         seconds = {f"{name}_seconds": sums[f"{name}_seconds"] for name in ("input", "step", *_NOT_TRAINING)}
         training = seconds["input_seconds"] + seconds["step_seconds"]
-        if not sums["steps"]:  # all were skipped
+        if not sums["tokens"]:  # all steps were skipped, or held nothing but padding
             return
         record = {
             "loss": sums["loss"] / sums["tokens"],

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from t2t_jax import sharding
-from t2t_jax.checkpoints import Checkpoints, CheckpointWriter
+from t2t_jax.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from t2t_jax.data.batching import Batches
 from t2t_jax.data.mixture import Mixture
 from t2t_jax.data.preparation import open_store
@@ -145,9 +145,20 @@ def restore_or_init(
     for name, value in belongs_to.items():
         if found.metadata.get(name) != value:
             raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")
+    _check_start(found, run, start)
     say(f"resuming from step {found.step:,}")
     step = jax.device_put(jnp.asarray(found.step, jnp.int32), layout.step)
     return TrainState(step, found.params, found.optimizer), found.metadata["progress"]
+
+
+def _check_start(found: Checkpoint, run: RunFolder, start: Pretrained | None) -> None:
+    """Refuses to resume a run that has not started from `start`, which it would ignore."""
+    before = found.metadata["progress"].get("init_from")  # earlier versions did not save it
+    if start and before is not None and not before.startswith(f"{start.path}, "):
+        raise InputError(
+            f"--init_from={start.path}: {run.path} has started from {before or 'random weights'} and would be resumed; "
+            "leave out --init_from, or give another --workdir"
+        )
 
 
 def compile_step(experiment: Experiment, state: TrainState) -> Engine:

@@ -75,7 +75,8 @@ def train_step(
         )  # fmt: skip
         gradients, sums = mapped(state.params, batch)
     tokens = sums["target_tokens"]
-    gradients = jax.tree.map(lambda g: g / tokens, gradients)
+    divisor = jnp.maximum(tokens, 1)  # a batch may hold nothing but padding
+    gradients = jax.tree.map(lambda g: g / divisor, gradients)
     updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
     params = optax.apply_updates(state.params, updates)
     gradient_norm = optax.tree.norm(gradients)
@@ -86,7 +87,7 @@ def train_step(
         new_state = jax.tree.map(
             lambda new, old: new if is_count(new) else jnp.where(finite, new, old), new_state, state
         )
-    metrics = {name: total / tokens for name, total in sums.items()} | {"target_tokens": tokens}
+    metrics = {name: total / divisor for name, total in sums.items()} | {"target_tokens": tokens}
     return new_state, metrics | {"gradient_norm": gradient_norm, "finite": finite.astype(jnp.float32)}
 
 

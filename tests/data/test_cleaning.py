@@ -64,8 +64,9 @@ def test_text_is_normalised_only_if_switched_on():
 @given(st.text())
 def test_the_normalisation_rules_of_the_vocabulary_are_those_of_cleaning(text):
     rules = Rules(lowercase=True, normalize_punctuation=True, remove_nonprinting=True)
+    text = text.replace("\0", "")
     replaced = "".join(cleaning.replacements(rules).get(character, character) for character in text)
-    assert cleaning.normalize(replaced, rules) == cleaning.normalize(text, rules)
+    assert replaced == cleaning.normalize(text, rules)
     assert cleaning.replacements(Rules()) == {}
 
 

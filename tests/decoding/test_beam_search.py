@@ -482,7 +482,7 @@ def test_top_tokens_are_those_of_a_stable_sort(vocab, chunks):
         ({"alpha": -1.0}, "alpha must be at least 0 and at most 10; got -1.0"),
         ({"alpha": float("nan")}, "alpha must be finite, at least 0 and at most 10; got nan"),
         ({"diversity": float("nan")}, "diversity must be finite, at least 0; got nan"),
-        ({"min_length": 10**30}, r"min_length must be at least 0 and at most 100000; got an integer of 100 bits"),
+        ({"min_length": 10**30}, r"min_length must be at least 0 and at most 4096; got an integer of 100 bits"),
         ({"early_stop": "soon"}, "early_stop: unknown value 'soon'; known: exact, best_finished, beam_full"),
         ({"groups": 3}, "groups must divide beam_size=4; got 3"),
         ({"sampling": Sampling(), "n_best": 4, "groups": 2}, "groups=2 is for beam search, samples are independent"),

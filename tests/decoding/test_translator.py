@@ -144,6 +144,11 @@ def test_translations_begin_with_their_prefixes(translator):
     assert any(a[0].tokens != b[0].tokens for a, b in zip(found, free, strict=True))
 
 
+def test_a_minimum_beyond_the_limit_raises_the_limit(translator):
+    for hypothesis, *_ in translator.translate(["one two", "three"], min_length=15, max_extra_length=4):
+        assert 15 <= hypothesis.num_tokens <= 19
+
+
 def test_samples_depend_only_on_the_seed_and_the_sentence(translator):
     options = {"sampling": Sampling(temperature=2.0), "n_best": 3, "max_extra_length": 4}
     together = translator.translate(SENTENCES, **options)

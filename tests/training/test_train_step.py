@@ -83,6 +83,16 @@ def test_rows_of_padding_change_nothing():
         np.testing.assert_allclose(x, y, atol=1e-6)
 
 
+def test_a_batch_of_padding_alone_changes_no_parameter():
+    model = tiny.model(**DROPOUT)
+    state = start(model, optax.sgd(1.0))
+    nothing = {name: np.zeros_like(ids) for name, ids in BATCH.items()}
+    for r_drop in (0.0, 5.0):
+        new, metrics = step_of(model, optax.sgd(1.0), r_drop=r_drop)(state, nothing)
+        jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
+        assert metrics["finite"] and metrics["loss"] == metrics["target_tokens"] == 0
+
+
 def test_dropout_differs_from_step_to_step_and_not_from_run_to_run():
     model = tiny.model(dropout=0.5)
     step = step_of(model, optax.sgd(0.0))
