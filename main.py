@@ -40,7 +40,7 @@ def train(args: flags.FlagValues) -> None:
 
         train(config, workdir, profile_steps, init_from=args.init_from)
         if sharding.is_main():
-            command = f"python main.py --mode=translate --workdir={shlex.quote(workdir)}"
+            command = f"python {shlex.quote(sys.argv[0])} --mode=translate --workdir={shlex.quote(workdir)}"
             print(f'next: echo "…" | {command}', file=sys.stderr)
 
 
@@ -180,6 +180,8 @@ FLAGS_OF = {
 }
 # The flag without which each of these has no effect.
 _NEEDS = dict.fromkeys(("seed", *_SAMPLING), "sample") | {"diversity": "groups"}
+# Flags that have no effect with --sample.
+_OF_BEAM_SEARCH = ("beam_size", "early_stop")
 
 
 def define_flags(argv: list[str]) -> flags.FlagValues:
@@ -281,9 +283,13 @@ def parse(argv: list[str]) -> flags.FlagValues:
         args = define_flags(argv)
         extra = args(argv)[1:]
     except flags.Error as error:
-        raise InputError(unknown_field(argv) or one_line(error)) from error
+        raise InputError(unknown_field(argv) or reason_of(error, path)) from error
     except (Exception, SystemExit) as error:  # a config file is a program and may raise anything
         reason = f"--config={path}: {type(error).__name__}: {one_line(error)}"
+        if isinstance(error, AttributeError) and "get_config" in reason:
+            reason = (
+                f"--config={path}: has no function get_config, as those in configs/ have; a preset is given by --preset"
+            )
         raise InputError(unknown_field(argv) or reason) from error
     finally:
         logging.set_verbosity(verbosity)
@@ -329,6 +335,10 @@ def config_path(argv: list[str]) -> str | None:
         raise InputError(f"--config={one_line(paths[1])}: --config is given {len(paths)} times; give it once")
     if paths and not os.path.isfile(paths[0]):
         raise InputError(f"--config={one_line(paths[0])}: no such file; see configs/")
+    if paths and not paths[0].endswith(".py"):
+        raise InputError(
+            f"--config={one_line(paths[0])}: must be a Python file with a function get_config; see configs/"
+        )
     return paths[0] if paths else None
 
 
@@ -360,6 +370,19 @@ def refuse_unused(args: flags.FlagValues) -> None:
             raise InputError(f"--{name} is not used by --mode={args.mode}; it is for --mode={modes}")
         if name in _NEEDS and _NEEDS[name] not in given:
             raise InputError(f"--{name} has no effect without --{_NEEDS[name]}; give both or neither")
+        if name in _OF_BEAM_SEARCH and args.sample:
+            raise InputError(f"--{name} has no effect with --sample; leave out one of them")
+    if "n_best" in given and args.n_best > 1 and args.output_format == "text":
+        raise InputError(f"--n_best={args.n_best} needs --output_format=jsonl; text has one translation a line")
+
+
+def reason_of(error: flags.Error, path: str | None) -> str:
+    """What is wrong with the flags, in words for users, not for programmers of absl."""
+    text = str(error).strip()
+    if "Traceback (most recent call last)" in text:  # of the config file, as ml_collections reports a wrong type
+        return f"--config={path}: {one_line(text.splitlines()[-1])}"
+    text = re.sub(r"invalid literal for int\(\) with base 10: .*", "must be a whole number", one_line(text))
+    return re.sub(r"\('Non-boolean argument to boolean flag', .*\)", "must be True or False", text)
 
 
 def one_line(text: object) -> str:
@@ -368,11 +391,14 @@ def one_line(text: object) -> str:
 
 
 def unknown_field(argv: list[str]) -> str | None:
-    """The message about the first --config.SECTION.FIELD that no config has, if there is one."""
+    """The message about the first --config.SECTION.FIELD that no config has, or --SECTION.FIELD, if there is one."""
     from configs import base_ende
 
     known = [f"--config.{field}" for field in flat(base_ende.get_config().to_dict())]
-    given = [arg.partition("=")[0] for arg in argv if arg.startswith("--config.")]
+    named = [arg.partition("=")[0] for arg in argv if arg.startswith("--")]
+    if short := [flag for flag in named if f"--config.{flag[2:]}" in known]:
+        return f"{short[0]}: no such flag; did you mean --config.{short[0][2:]}?"
+    given = [flag for flag in named if flag.startswith("--config.")]
     if given and not any(arg.startswith("--config=") for arg in argv):
         return (
             f"{given[0]} overrides a field of a config; give --config too, for example --config=configs/quickstart.py"
@@ -380,6 +406,8 @@ def unknown_field(argv: list[str]) -> str | None:
     unknown = [flag for flag in given if flag not in known]
     if not unknown:
         return None
+    if fields := [field for field in known if field.startswith(f"{unknown[0]}.")]:
+        return f"{unknown[0]}: is a section of the config; give a field of it, such as {fields[0]}"
     near = difflib.get_close_matches(unknown[0], known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{unknown[0]}: no such field; {hint}configs/base_ende.py defines every field"
@@ -464,7 +492,7 @@ def main(argv: list[str]) -> int:
     def run() -> None:
         args = parse(argv)
         if args.help:
-            print(__doc__, args.get_help(), sep="\n")
+            print(__doc__, args.get_help(include_special_flags=False), sep="\n")
         else:
             refuse_unused(args)
             MODES[args.mode](args)

@@ -4,8 +4,8 @@
 
 The published system (github.com/LividWo/Revisit-MMT, text only): lower-cased tokenised BLEU 41.02 on test_2016_flickr
 (`lowercased_bleu` in result.json), with beam 5 and the average of the last ten checkpoints. Batches of twice 4,096
-tokens, 8,000 updates, peak learning rate 0.005. Sizes, rate and steps are theirs; so is the lower case, with which
-the other BLEU scores, dev BLEU among them, say little: they are cased.
+tokens, 8,000 updates, peak learning rate 0.005. Sizes, rate and steps are theirs; so is the lower case. All scores
+ignore case then.
 """
 
 from configs import base_ende

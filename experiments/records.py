@@ -157,13 +157,14 @@ def sweep_records(workdir: str | Path) -> list[Record]:
         record, base = record_of(run), folder / "base" / run.name
         is_translation = headline_name(record["dev"]) == SACREBLEU
         if is_translation and record["row"] != "base" and (base / "result.json").is_file():
-            record["against_base"] = significance_against(base, run)
+            lowercase = record["config"].get("data.cleaning.lowercase", False)
+            record["against_base"] = significance_against(base, run, lowercase)
         records.append(record)
     return records
 
 
-def significance_against(base_run: str | Path, run: str | Path) -> dict[str, Any]:
-    """The paired bootstrap's `Comparison` of `run` with `base_run`: sacreBLEU on their dev set."""
+def significance_against(base_run: str | Path, run: str | Path, lowercase: bool = False) -> dict[str, Any]:
+    """The paired bootstrap's `Comparison` of `run` with `base_run`: sacreBLEU on their dev set, cased or not."""
     (baseline, references), (hypotheses, same) = (
         [_text_of(Path(folder), f"dev.{side}.txt") for side in ("hypotheses", "reference")]
         for folder in (base_run, run)
@@ -172,7 +173,8 @@ def significance_against(base_run: str | Path, run: str | Path) -> dict[str, Any
         raise InputError(f"run: the dev sets of {base_run} and {run} differ; only runs on one corpus can be compared")
     check_pairs(baseline, references, str(base_run))
     check_pairs(hypotheses, references, str(run))
-    found = paired_bootstrap(hypotheses, baseline, references)
+    texts = hypotheses, baseline, references
+    found = paired_bootstrap(*([line.lower() for line in text] if lowercase else text for text in texts))
     return found._asdict() | {"interval": list(found.interval)}  # a list, as it is read back from JSON
 
 

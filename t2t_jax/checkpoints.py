@@ -319,7 +319,9 @@ def average_run(checkpoints: Path, averaged: Path, *, last: int | None, steps: S
         for step in steps:
             source.verify(step)
         return average(source, sorted(steps), target)
-    if not 1 <= last <= len(source.steps()):
-        known = len(source.steps())
+    known = len(source.steps())
+    if not known:
+        raise InputError(f"workdir: {checkpoints.parent} has no checkpoints to average")
+    if not 1 <= last <= known:
         raise InputError(f"last must be between 1 and the {known} checkpoints in {checkpoints}; got {last}")
     return average_last(source, last, target)

@@ -1,16 +1,20 @@
-"""Reading and writing files safely: UTF-8 lines, atomic writes, JSON with checksums, file locks."""
+"""Reading and writing files safely: UTF-8 lines, compressed or not, atomic writes, JSON with checksums, file locks."""
 
+import bz2
 import contextlib
 import ctypes
 import errno
 import fcntl
 import functools
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import re
 import shutil
 import stat
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -18,6 +22,12 @@ from typing import Any, BinaryIO, TextIO
 from t2t_jax import signals
 from t2t_jax.errors import DamagedError, InputError, shown, storage_reason
 
+try:
+    from compression import zstd  # from Python 3.14 on
+except ImportError:
+    from backports import zstd
+
+COMPRESSIONS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstd.open}  # by the end of a file's name
 _CHECKSUM = "checksum"  # the key under which a JSON object holds the SHA-256 of everything else in it
 
 LONGEST_LINE = 10 << 20  # bytes
@@ -71,15 +81,39 @@ def existing_file(field: str, path: str | Path, wanted: str = "") -> Path:
     raise InputError(f"{field}: no file {full}{wanted and '; ' + wanted}")
 
 
-def open_text(field: str, path: str | Path) -> BinaryIO:
-    """Opens the text file given as `field`, for `read_lines`."""
-    return existing_file(field, path, "give a plain-text file with one sentence a line").open("rb")
-
-
 def read_text(field: str, path: str | Path) -> list[str]:
-    """All lines of the text file given as `field`."""
-    with open_text(field, path) as file:
-        return list(read_lines(file, str(path)))
+    """All lines of the text file given as `field`, which may be compressed."""
+    return list(unpacked_lines(existing_text(field, path), str(path)))
+
+
+def existing_text(field: str, path: str | Path) -> Path:
+    """The path of the text file given as `field`, which must exist."""
+    return existing_file(field, path, "give a text file with one sentence a line")
+
+
+def unpacked_lines(path: Path, name: str | None = None) -> Iterator[str]:
+    """`read_lines` of a text file, compressed or not, which errors call `name`."""
+    name = name or str(path)
+    with unpacked(path, name) as file:
+        yield from read_lines(file, name)
+
+
+@contextlib.contextmanager
+def unpacked(path: Path, name: str) -> Iterator[BinaryIO]:
+    """The contents of a file, compressed or not; refuses damaged ones, which errors call `name`."""
+    try:
+        with COMPRESSIONS.get(path.suffix.lower(), open)(path, "rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the file system
+            raise
+        raise InputError(f"{name}: can't be unpacked ({error}); restore it from a copy") from None
+
+
+def compression(name: str) -> str:
+    """The suffix that tells how a file is compressed; "" if none does."""
+    suffix = Path(name).suffix
+    return suffix if suffix.lower() in COMPRESSIONS else ""
 
 
 def read_json(path: Path) -> Any:

@@ -29,7 +29,7 @@ _WAITS = (10, 60, 300)  # seconds, before an upload is tried again: a run of day
 _REASONS = {FileNotFoundError: "not found", PermissionError: "no permission"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}  # by scheme; the packages are extras of pyproject.toml
 
-_urls: dict[str, str] = {}  # of the copies that are open
+_originals: dict[str, str] = {}  # of the temporary folders that are open
 
 
 Select = Callable[[set[str]], Iterable[str]]  # among the names of files
@@ -47,9 +47,21 @@ class Stamp(NamedTuple):
     changed: int
 
 
-def url_of(path: str | Path) -> str:
-    """The URL that a folder is an open copy of; other paths as they are."""
-    return _urls.get(str(path), str(path))
+def original_of(path: str | Path) -> str:
+    """What the user has given that a temporary folder stands for; other paths as they are."""
+    return _originals.get(str(path), str(path))
+
+
+@contextlib.contextmanager
+def standing_for(folder: Path, original: str) -> Iterator[None]:
+    """For the time of the block, a temporary folder stands for `original`, which errors name in its place."""
+    _originals[str(folder)] = original
+    try:
+        yield
+    except StopError as error:
+        raise type(error)(str(error).replace(str(folder), original)) from error
+    finally:
+        del _originals[str(folder)]
 
 
 @contextlib.contextmanager
@@ -57,14 +69,8 @@ def local_copy(field: str, url: str) -> Iterator[Path]:
     """A temporary folder to work in instead of `url`, which errors raised in the block name in its place."""
     directory = tempfile.mkdtemp(prefix="t2t_jax_")
     folder = Path(directory) / url.rstrip("/").rpartition("/")[2]
-    with signals.cleanup(lambda: shutil.rmtree(directory, ignore_errors=True)):
-        _urls[str(folder)] = url
-        try:
-            yield folder
-        except StopError as error:
-            raise type(error)(str(error).replace(str(folder), url)) from error
-        finally:
-            del _urls[str(folder)]
+    with signals.cleanup(lambda: shutil.rmtree(directory, ignore_errors=True)), standing_for(folder, url):
+        yield folder
 
 
 class RemoteFolder:

@@ -200,6 +200,11 @@ class RunFolder:
                 f"workdir: {self.path} is a model of another system; make a run of it with "
                 "python -m t2t_jax.interop.from_marian FOLDER RUN"
             )
+        exported = any((self.path / name).exists() for name in ("model.safetensors", "model.bin"))
+        if exported and not (self.checkpoints.exists() or self.averaged.exists()):
+            raise InputError(
+                f"workdir: {self.path} is an export for other systems, not a run folder; give the run it was made from"
+            )
         for field, kind in _NEEDED.items():
             section, name = field.split(".")
             if not isinstance(config.get(section), dict):

@@ -75,7 +75,10 @@ def test_a_preset_changes_all_fields_but_those_of_flags():
     [
         ("get_config = lambda: None", r"get_config\(\) must return a ConfigDict; got NoneType"),
         ("get_config = lambda: {'model': {}}", r"get_config\(\) must return a ConfigDict; got dict"),
-        ("get_confg = lambda: None", "AttributeError: .* has no attribute 'get_config'"),
+        ("get_confg = lambda: None", "has no function get_config, as those in configs/ have"),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config()\n"
+         "    config.train.train_steps = '100'\n    return config",
+         "TypeError: Could not override field 'train_steps' .* cannot be casted to type <class 'int'>$"),
         ("import sys\nsys.exit(3)", "SystemExit: 3"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config()\n"

@@ -1,5 +1,6 @@
 """The modes of main.py: results on standard output, one line for every mistake, the exit codes of its docstring."""
 
+import gzip
 import json
 import os
 import re
@@ -63,6 +64,13 @@ def run(tmp_path_factory):
         ([QUICKSTART, "--workdir=WORK", "--coordinator=here", "--num_processes=2", "--process_id=1"],
          "--coordinator=here: must be HOST:PORT"),
         (["--mode=translate", "--workdir=WORK", "--temperature=2"], "--temperature has no effect without --sample"),
+        (["--mode=translate", "--workdir=WORK", "--sample", "--beam_size=2"], "--beam_size has no effect with"),
+        (["--mode=translate", "--workdir=WORK", "--n_best=3"], "--n_best=3 needs --output_format=jsonl"),
+        ([QUICKSTART, "--config.train.train_steps=1e4"], "--config.train.train_steps=1e4: must be a whole number"),
+        ([QUICKSTART, "--config.data.packing=yes"], "--config.data.packing=yes: must be True or False"),
+        ([QUICKSTART, "--config.model=big"], "--config.model: is a section of the config; give a field of it"),
+        ([QUICKSTART, "--train.train_steps=5"], "no such flag; did you mean --config.train.train_steps?"),
+        (["--config=README.md"], "--config=README.md: must be a Python file"),
         (["--mode=translate", "--workdir=WORK", "--source=FILE"], "--source is not used by --mode=translate"),
         ([QUICKSTART, "--workdir=WORK", "--beam_size=3"], "--beam_size is not used by --mode=train"),
         ([QUICKSTART, "--workdir=WORK", "--process_id=1"], "several processes need --coordinator and --num_processes"),
@@ -186,7 +194,7 @@ def test_translate_jsonl_has_every_field(command, run):
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [
-        (["--n_best=9"], b"one\n", "n_best must be between 1 and beam_size=4; got 9"),
+        (["--n_best=9", "--output_format=jsonl"], b"one\n", "n_best must be between 1 and beam_size=4; got 9"),
         (["--beam_size=100000"], b"one\n", "beam_size must be at least 1 and at most 256; got 100000"),
         (["--beam_size=0"], b"one\n", "beam_size must be at least 1 and at most 256; got 0"),
         (["--alpha=nan"], b"one\n", "alpha must be finite, at least 0 and at most 10; got nan"),
@@ -231,6 +239,11 @@ def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
     expected = sacrebleu.corpus_bleu(translated, [[target for _, target in toy_corpus.pairs(7, 5)]]).score
     assert scores["sacrebleu"] == pytest.approx(expected)
 
+    for path, message in ((f"{run}/result.json", "is inside the run"), (f"{prefix}.de", "is the text to score")):
+        before = Path(path).read_bytes()
+        code, _, errors = command("--mode=evaluate", f"--workdir={run}", *files, f"--output={path}")
+        assert code == 2 and message in errors and Path(path).read_bytes() == before
+
     code, output, errors = command("--mode=evaluate", f"--workdir={run}", "--alpha=nan")
     assert (code, output) == (2, "") and errors.startswith("error: alpha must be finite")  # before the run is loaded
     code, _, errors = command("--mode=evaluate", f"--workdir={run}", files[0])
@@ -244,6 +257,11 @@ def test_score_prints_one_object_for_each_pair(command, run, tmp_path):
     assert code == 0 and len(scores) == 3
     for score in scores:
         assert score["log_prob"] == pytest.approx(sum(score["token_log_probs"])) and score["num_tokens"] > 1
+    packed = [f"--{side}={prefix}.{language}.gz" for side, language in (("source", "en"), ("target", "de"))]
+    for argument in packed:
+        path = Path(argument.partition("=")[2])
+        path.write_bytes(gzip.compress(path.with_suffix("").read_bytes()))
+    assert command("--mode=score", f"--workdir={run}", *packed)[1] == output
     Path(f"{prefix}.en").write_text("one\n" + "two " * 1024 + "\nthree\n")
     code, output, errors = command("--mode=score", f"--workdir={run}", f"--source={prefix}.en", f"--target={prefix}.de")
     assert (code, output) == (2, "") and "source, line 2: 1,025 subwords, which must be at most 1,024" in errors
@@ -330,7 +348,10 @@ def test_translate_takes_every_option_of_the_search(command, run, tmp_path):
     assert all(h[0]["num_tokens"] >= 5 for h in (hypotheses(output)[i] for i in (0, 2)))
     _, output, _ = translate(f"--target_prefix={tmp_path}/prefix.txt")
     assert [line.split()[:1] for line in output.splitlines()] == [["drei"], [], ["vier"]]
-    sampled = [translate("--sample", "--n_best=3", "--temperature=2", f"--seed={seed}") for seed in (1, 1, 2)]
+    sampled = [
+        translate("--output_format=jsonl", "--sample", "--n_best=3", "--temperature=2", f"--seed={seed}")
+        for seed in (1, 1, 2)
+    ]
     assert sampled[0] == sampled[1] != sampled[2]
     _, output, _ = translate("--output_format=jsonl", "--groups=2", "--diversity=50", "--n_best=2")
     assert len(hypotheses(output)) == 3

@@ -8,7 +8,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from t2t_jax import object_store
 from t2t_jax.errors import InputError
-from t2t_jax.object_store import RemoteFolder, local_copy, mirrored, url_of
+from t2t_jax.object_store import RemoteFolder, local_copy, mirrored, original_of
 from t2t_jax.remote_run import needed_to_read
 
 UNIT = re.compile("checkpoints/([0-9]+)/")
@@ -242,9 +242,9 @@ def test_readers_download_the_one_checkpoint_they_read(step, folder):
 def test_errors_name_the_url_and_the_copy_does_not_outlive_them():
     with pytest.raises(InputError, match=f"^workdir: {URL}/x is bad$"), local_copy("workdir", URL) as folder:
         folder.mkdir()
-        assert url_of(folder) == URL
+        assert original_of(folder) == URL
         raise InputError(f"workdir: {folder}/x is bad")
-    assert not folder.parent.exists() and url_of(folder) == str(folder)
+    assert not folder.parent.exists() and original_of(folder) == str(folder)
 
 
 def test_a_store_is_made_once_and_taken_from_there_by_others(tmp_path, interrupted):

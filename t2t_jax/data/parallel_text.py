@@ -1,25 +1,13 @@
 """§5.1: parallel text of the user's own: two plain texts, tab-separated values or JSON lines, compressed or not."""
 
-import bz2
-import contextlib
-import gzip
 import itertools
 import json
-import lzma
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from t2t_jax.errors import InputError, shown
-from t2t_jax.files import existing_file, read_lines
-
-try:
-    from compression import zstd  # from Python 3.14 on
-except ImportError:
-    from backports import zstd
-
-_OPEN = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstd.open}
+from t2t_jax.files import COMPRESSIONS, compression, existing_file, unpacked, unpacked_lines
 
 
 class ParallelText(NamedTuple):
@@ -36,7 +24,7 @@ def parallel_text(field: str, name: str, languages: tuple[str, str]) -> Parallel
     {"translation": {"en": …, "de": …}} or {"en": …, "de": …}. Any other name is a PREFIX: line n of PREFIX.en is
     translated by line n of PREFIX.de. Each file may be compressed: its name then ends with .gz, .bz2, .xz or .zst.
     """
-    parse = _PARSERS.get(Path(name.removesuffix(_compression(name))).suffix.lower())
+    parse = _PARSERS.get(Path(name.removesuffix(compression(name))).suffix.lower())
     if parse is None:
         sides = _sides(f"{field}={name}", name, languages)
         return ParallelText(sides, lambda: zip(*map(unpacked_lines, sides), strict=True))
@@ -46,39 +34,16 @@ def parallel_text(field: str, name: str, languages: tuple[str, str]) -> Parallel
     return ParallelText((path,), lambda: _parsed(parse, path, languages))
 
 
-# --- Compressed files --------------------------------------------------------------------------------------
-
-
-def unpacked_lines(path: Path, name: str | None = None) -> Iterator[str]:
-    """`files.read_lines` of a text file, compressed or not, which errors call `name`."""
-    name = name or str(path)
-    with unpacked(path, name) as file:
-        yield from read_lines(file, name)
-
-
-@contextlib.contextmanager
-def unpacked(path: Path, name: str) -> Iterator[BinaryIO]:
-    """The text of a file, compressed or not; refuses damaged ones."""
-    try:
-        with _OPEN.get(path.suffix.lower(), open)(path, "rb") as file:
-            yield file
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the file system
-            raise
-        raise InputError(f"{name}: can't be unpacked ({error}); restore it from a copy") from None
-
-
-def _compression(name: str) -> str:
-    """The suffix that tells how a file is compressed; "" if none does."""
-    suffix = Path(name).suffix
-    return suffix if suffix.lower() in _OPEN else ""
-
-
 # --- Two plain texts ---------------------------------------------------------------------------------------
 
 
 def _sides(name: str, prefix: str, languages: tuple[str, str]) -> tuple[Path, Path]:
     """The files of both sides, which have equally many lines."""
+    if languages[0] == languages[1]:
+        raise InputError(
+            f"data.source_language and data.target_language are both {languages[0]!r}, so that both sides of {name} "
+            "would be one file; give two names of languages, or a .tsv file"
+        )
     plain = [Path(f"{prefix}.{language}").expanduser() for language in languages]
     sides = tuple(_side(name, path, plain) for path in plain)
     source, target = map(_count_lines, sides)
@@ -92,9 +57,12 @@ def _sides(name: str, prefix: str, languages: tuple[str, str]) -> tuple[Path, Pa
 
 
 def _side(name: str, plain: Path, sides: list[Path]) -> Path:
-    found = [path for suffix in ("", *_OPEN) if (path := Path(f"{plain}{suffix}")).is_file()]
+    found = [path for suffix in ("", *COMPRESSIONS) if (path := Path(f"{plain}{suffix}")).is_file()]
     if not found:
-        raise InputError(f"{name}: no file {plain}; the PREFIX stands for {sides[0]} and {sides[1]}, or with .gz, .xz")
+        also = f"{', '.join([*COMPRESSIONS][:-1])} or {[*COMPRESSIONS][-1]}"
+        raise InputError(
+            f"{name}: no file {plain}; the PREFIX stands for {sides[0]} and {sides[1]}, each may also end with {also}"
+        )
     if len(found) > 1:
         raise InputError(f"{name}: {found[0]} and {found[1]} are there; keep one of the two")
     return found[0]

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,7 @@ def _check_name(name: str) -> None:
     """Refuses a dataset or a configuration that TFDS does not know."""
     import tensorflow_datasets as tfds
 
+    importlib.import_module("tensorflow_datasets.translate")  # else TFDS does not know most of its own corpora
     dataset, _, config = name.partition(":")[0].partition("/")
     try:
         configs = [known.name for known in tfds.builder_cls(dataset).BUILDER_CONFIGS]

@@ -153,7 +153,7 @@ def _codes(text: str) -> str:
 
 def _reason(error: Exception) -> str:
     """SentencePiece's error message without the line of C++ code before it."""
-    text = one_line(str(error))
+    text = one_line(str(error)).replace("--character_coverage option", "data.character_coverage")
     return text.split("] ", 1)[-1] or "the vocabulary could not be trained on this text; try a smaller one"
 
 
@@ -238,6 +238,11 @@ class Tokenizer:
 
     def __len__(self) -> int:
         return self._pieces.get_piece_size()
+
+    @property
+    def lowercases(self) -> bool:
+        """Whether capitals are normalised to small letters, so that a model with this vocabulary writes lower case."""
+        return self._pieces.normalize("A") == self._pieces.normalize("a")
 
     def encode(self, text: str) -> list[int]:
         """Ids of one sentence, EOS last."""

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from t2t_jax.data.corpora import Corpus, CorpusReader, Pair, test_sets
-from t2t_jax.data.parallel_text import unpacked_lines
 from t2t_jax.data.trees import bracketed, read_trees, words
 from t2t_jax.errors import InputError
-from t2t_jax.files import existing_file, sha256
+from t2t_jax.files import existing_file, sha256, unpacked_lines
 
 _WSJ = "wsj"  # stands for the gold training sections in `data.train`
 _SECTIONS = {"train": [f"{number:02}" for number in range(2, 22)], "dev": ["22"], "test": ["23"]}

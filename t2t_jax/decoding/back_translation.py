@@ -18,11 +18,18 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from t2t_jax.data.parallel_text import unpacked_lines
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.decoding.translator import Hypothesis, Translator, check_options, translator_of
 from t2t_jax.errors import InputError
-from t2t_jax.files import check_output, existing_file, folder_lock, read_object, sha256, write_object
+from t2t_jax.files import (
+    check_output,
+    existing_text,
+    folder_lock,
+    read_object,
+    sha256,
+    unpacked_lines,
+    write_object,
+)
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 
@@ -49,7 +56,7 @@ def back_translate_run(
     """
     options = RunFolder.open(workdir.split(",")[0]).decode_options(**options)
     check_options(**options)
-    path = existing_file("source", source, "give a text file with one sentence a line")
+    path = existing_text("source", source)
     members = restore_all(workdir, step)
     data = members[0].run.config["data"]
     work = Path(f"{output}.unfinished").expanduser()

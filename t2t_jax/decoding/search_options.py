@@ -5,7 +5,7 @@ import math
 
 from t2t_jax.decoding.constraints import Constraint, LogitsProcessor
 from t2t_jax.decoding.sampling import Sampling
-from t2t_jax.errors import InputError, Range, check_ranges, choice
+from t2t_jax.errors import InputError, Range, check_ranges, choice, shown
 
 # When a sentence may stop before its length limit; only the first never changes the result.
 EARLY_STOPS = ("exact", "best_finished", "beam_full")
@@ -51,6 +51,8 @@ class SearchOptions:
     def __post_init__(self):
         check_ranges(_RANGES, self)
         choice("early_stop", self.early_stop, EARLY_STOPS)
+        if not isinstance(self.sampling, Sampling | None):
+            raise InputError(f"sampling must be a Sampling or None; got {shown(self.sampling)}; try Sampling()")
         if self.n_best > self.beam_size and not self.sampling:
             raise InputError(f"n_best must be between 1 and beam_size={self.beam_size}; got {self.n_best}")
         if self.sampling and self.groups > 1:

@@ -1,7 +1,6 @@
 """§6.1: translates a stream line by line, in order, with bounded memory."""
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -12,7 +11,7 @@ from typing import Any, BinaryIO, TextIO
 
 from t2t_jax.decoding.translator import Hypothesis, Translator, check_lists, check_options, load
 from t2t_jax.errors import InputError, choice
-from t2t_jax.files import open_text, read_lines
+from t2t_jax.files import existing_text, read_lines, unpacked_lines
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 
@@ -40,11 +39,11 @@ def translate_run(
     """
     options = RunFolder.open(workdir.split(",")[0]).decode_options(**options)
     check_options(**options)
-    with open_text("target_prefix", target_prefix) if target_prefix else contextlib.nullcontext() as file:
-        translate_stream(
-            load(workdir, step, dtype=dtype or "float32"), source, output, output_format=output_format,
-            prefixes=file and read_lines(file, target_prefix), seed=seed, **options,
-        )  # fmt: skip
+    prefixes = unpacked_lines(existing_text("target_prefix", target_prefix)) if target_prefix else None
+    translate_stream(
+        load(workdir, step, dtype=dtype or "float32"), source, output, output_format=output_format, prefixes=prefixes,
+        seed=seed, **options,
+    )  # fmt: skip
 
 
 def translate_stream(

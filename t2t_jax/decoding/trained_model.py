@@ -8,7 +8,7 @@ from t2t_jax.checkpoints import Checkpoint, Checkpoints
 from t2t_jax.data.task import Task, Vocabularies, task_of
 from t2t_jax.errors import InputError, choice
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
-from t2t_jax.object_store import url_of
+from t2t_jax.object_store import original_of
 from t2t_jax.run_folder import RunFolder
 
 
@@ -48,7 +48,7 @@ def restore(path: str | Path, step: int | str | None = None) -> TrainedModel:
             f"workdir: {files} is not the vocabulary that checkpoint {checkpoint.step} was trained with; copy it back"
         )
     name = f"{'averaged ' * is_averaged}checkpoint {checkpoint.step}"
-    print(f"{url_of(path)}: {name}", file=sys.stderr)
+    print(f"{original_of(path)}: {name}", file=sys.stderr)
     return TrainedModel(
         run=run,
         model=model,

@@ -25,7 +25,7 @@ from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.long_sentences import cut
 from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, search_all
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
-from t2t_jax.errors import InputError, Range, check_number, choice
+from t2t_jax.errors import InputError, Range, check_number, choice, shown
 from t2t_jax.files import check_pairing, read_text
 from t2t_jax.model.transformer import Transformer
 
@@ -100,6 +100,8 @@ class Translator:
         Sentences beyond `longest_whole` are translated in parts (see long_sentences.py); warnings count lines from
         `first_line`.
         """
+        check_lists(sentences=sentences, prefixes=prefixes)
+        sentences, prefixes = list(sentences), None if prefixes is None else list(prefixes)
         check_options(max_extra_length=max_extra_length, **options)
         search = SearchOptions(**options)
         if constrained:
@@ -147,7 +149,6 @@ class Translator:
         ]
 
     def _check_arguments(self, sentences: Sequence[str], prefixes: Sequence[str] | None, search: SearchOptions) -> None:
-        check_lists(sentences=sentences, prefixes=prefixes)
         if prefixes is not None and len(prefixes) != len(sentences):
             raise InputError(f"prefixes must be as many as the {len(sentences)} sentences; got {len(prefixes)}")
         if search.width > (size := len(self.vocabularies.target)):
@@ -197,6 +198,10 @@ class Translator:
 
     def score(self, pairs: Sequence[tuple[str, str]]) -> list[Score]:
         """The log-probability of each pair's target given its source; neither may be beyond `longest_whole`."""
+        pairs = list(pairs)
+        for index, pair in enumerate(pairs):
+            if isinstance(pair, str) or len(pair) != 2:
+                raise InputError(f"pairs: pair {index} must be (source, target); got {shown(pair)}")
         sources = self._encode_sources([source for source, _ in pairs])
         targets = self._encode_targets([target for _, target in pairs])
         self._check_length("source", sources)
@@ -346,7 +351,7 @@ def check_options(*, max_extra_length: int = 0, constrained: bool = False, **opt
 
 
 def check_lists(**arguments: Iterable[str] | None) -> None:
-    """Refuses a str in place of a list of str, which would be read as a list of its characters."""
+    """Refuses a str in place of several, which would be read as a list of its characters."""
     for name, value in arguments.items():
         if isinstance(value, str):
             raise InputError(f"{name} must be a list of str; got one str; put it in [ ]")

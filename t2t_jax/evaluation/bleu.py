@@ -35,18 +35,26 @@ NEWSTEST2014 = {2737: "filtered", 3003: "full"}  # number of sentences of its tw
 
 
 def corpus_scores(
-    hypotheses: Sequence[str], references: Sequence[str], target_language: str | None = None
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    target_language: str | None = None,
+    lowercase: bool = False,
 ) -> dict[str, Any]:
-    """The scores of a test set, one reference a sentence; without `target_language` only sacreBLEU and chrF."""
+    """The scores of a test set, one reference a sentence; without `target_language` only sacreBLEU and chrF.
+
+    With `lowercase`, for models that write lower case, all of them ignore case, as their signatures say.
+    """
     check_pairs(hypotheses, references)
-    bleu, chrf = BLEU(), CHRF()
+    bleu, chrf = BLEU(lowercase=lowercase), CHRF(lowercase=lowercase)
     scores = {
         "sacrebleu": bleu.corpus_score(hypotheses, [references]).score,
         "signature": str(bleu.get_signature()),
         "chrf": chrf.corpus_score(hypotheses, [references]).score,
         "chrf_signature": str(chrf.get_signature()),
     }
-    return scores if target_language is None else _moses_scores(hypotheses, references, target_language) | scores
+    if target_language is None:
+        return scores
+    return _moses_scores(hypotheses, references, target_language, lowercase) | scores
 
 
 def check_pairs(hypotheses: Sequence[str], references: Sequence[str], field: str = "hypothesis") -> None:
@@ -62,7 +70,9 @@ def check_pairs(hypotheses: Sequence[str], references: Sequence[str], field: str
         raise InputError("the test set is empty; BLEU needs at least one sentence")
 
 
-def _moses_scores(hypotheses: Sequence[str], references: Sequence[str], language: str) -> dict[str, Any]:
+def _moses_scores(
+    hypotheses: Sequence[str], references: Sequence[str], language: str, lowercase: bool
+) -> dict[str, Any]:
     """paper_bleu, tokenized_bleu and lowercased_bleu with their signatures."""
     if language not in MOSES_LANGUAGES:
         raise InputError(
@@ -70,7 +80,8 @@ def _moses_scores(hypotheses: Sequence[str], references: Sequence[str], language
             "without target_language, only sacreBLEU and chrF are computed"
         )
     tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
-    sides = [[moses_tokens(line, tokenizer) for line in side] for side in (hypotheses, references)]
+    case = str.lower if lowercase else str
+    sides = [[moses_tokens(case(line), tokenizer) for line in side] for side in (hypotheses, references)]
     split = language in SPLIT_LANGUAGES
     split_sides = [[split_compounds(line) for line in side] for side in sides] if split else sides
     lowered = [
@@ -78,7 +89,7 @@ def _moses_scores(hypotheses: Sequence[str], references: Sequence[str], language
         for side in (hypotheses, references)
     ]
     common = f"smooth:none|sacremoses:{version('sacremoses')}"
-    signature = f"nrefs:1|case:mixed|tok:moses-{language}|compounds:{{}}|{common}"
+    signature = f"nrefs:1|case:{'lc' if lowercase else 'mixed'}|tok:moses-{language}|compounds:{{}}|{common}"
     return {
         "paper_bleu": multi_bleu(*split_sides),
         "paper_signature": signature.format("split" if split else "whole"),

@@ -15,7 +15,7 @@ from t2t_jax.decoding.translator import Translator, check_options, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.files import check_output, read_text, sha256, write_json
-from t2t_jax.object_store import url_of
+from t2t_jax.object_store import original_of
 from t2t_jax.run_folder import RunFolder
 
 
@@ -88,7 +88,7 @@ def evaluate(
     decoded = sharding.share_out(decode, sources)
     outputs = [text for text, _ in decoded]
     scores = {
-        **metric.score(outputs, references, target_language),
+        **metric.score(outputs, references, target_language, translator.vocabularies.target.lowercases),
         "headline": metric.headline,
         **perplexities(translator, sources, references),
         "sentences": len(references),
@@ -128,7 +128,7 @@ def evaluate_run(
     if (source is None) != (reference is None):
         raise InputError("--source and --reference go together; give both, or neither for the run's own test set")
     if output:
-        check_output("output", output)
+        _check_output(output, workdir.split(","), [path for path in (source, reference) if path])
     run = RunFolder.open(first)
     options = run.decode_options(**options)
     check_options(**options)
@@ -149,7 +149,7 @@ def evaluate_run(
         scores["other_tests"] = found
     conditions = {
         "step": members[0].step,
-        "checkpoints": {url_of(member.run.path): member.checkpoint for member in members},
+        "checkpoints": {original_of(member.run.path): member.checkpoint for member in members},
         "averaged_steps": [member.averaged_steps for member in members],
         "dtype": dtype,
         "options": options,
@@ -159,8 +159,17 @@ def evaluate_run(
         write_json(Path(output).expanduser(), scores | conditions)
     else:
         kept = run.keep_evaluation(scores, conditions)
-        print(f"stored in {url_of(run.path)}/{kept.relative_to(run.path)}", file=sys.stderr)
+        print(f"stored in {original_of(run.path)}/{kept.relative_to(run.path)}", file=sys.stderr)
     return scores
+
+
+def _check_output(output: str, runs: Sequence[str], inputs: Sequence[str]) -> None:
+    """Refuses to write the scores over a file of a run or over the text that is scored."""
+    path = check_output("output", output).resolve()
+    if path in [Path(given).expanduser().resolve() for given in inputs]:
+        raise InputError(f"output={output}: is the text to score; give another path")
+    if any(path.is_relative_to(Path(run).resolve()) for run in runs):
+        raise InputError(f"output={output}: is inside the run; leave out --output, and the scores are in evaluations/")
 
 
 def _test_sets(trained: TrainedModel) -> tuple[dict[str, tuple[list[str], list[str]]], dict[str, str]]:

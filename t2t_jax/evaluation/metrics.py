@@ -14,12 +14,13 @@ from t2t_jax.evaluation.brackets import bracket_scores
 class Metric:
     """Named scores of a test set.
 
-    `score(outputs, references, target_language)` returns them, with the signatures of their protocols; the language is
-    None where nobody needs what depends on it. `labels` are the names of those that are printed, where there are such
-    scores, and how they are called; the first is the headline, by which runs are compared: higher is better.
+    `score(outputs, references, target_language, lowercase)` returns them, with the signatures of their protocols; the
+    language is None where nobody needs what depends on it, and `lowercase` is true of outputs in lower case. `labels`
+    are the names of those that are printed, where there are such scores, and how they are called; the first is the
+    headline, by which runs are compared: higher is better.
     """
 
-    score: Callable[[Sequence[str], Sequence[str], str | None], dict[str, Any]]
+    score: Callable[[Sequence[str], Sequence[str], str | None, bool], dict[str, Any]]
     labels: Mapping[str, str]
 
     @property
@@ -32,18 +33,22 @@ class Metric:
         return f"{self.labels[self.headline]} {scores[self.headline]:.{digits}f}"
 
 
-def _bleu(outputs: Sequence[str], references: Sequence[str], target_language: str | None) -> dict[str, Any]:
+def _bleu(
+    outputs: Sequence[str], references: Sequence[str], target_language: str | None, lowercase: bool
+) -> dict[str, Any]:
     """The five protocols of bleu.py; sacreBLEU and chrF alone where Moses has no rules for the language."""
     if target_language is not None and target_language not in MOSES_LANGUAGES:
         missing = "no score of Moses tokens"
         logging.warning("data.target_language=%s: Moses has no rules for it; %s", target_language, missing)
         target_language = None
-    return corpus_scores(outputs, references, target_language)
+    return corpus_scores(outputs, references, target_language, lowercase)
 
 
-def _brackets(outputs: Sequence[str], references: Sequence[str], target_language: str | None) -> dict[str, Any]:
+def _brackets(
+    outputs: Sequence[str], references: Sequence[str], target_language: str | None, lowercase: bool
+) -> dict[str, Any]:
     """EVALB's scores; the trees get the tags of the references, as the model writes XX for every tag."""
-    del target_language
+    del target_language, lowercase  # of words, which brackets do not depend on
     return bracket_scores(references, outputs, gold_tags=True)
 
 

@@ -18,6 +18,7 @@ from t2t_jax.errors import DamagedError, InputError, exit_code_of
 from t2t_jax.interop.foreign import foreign_json
 from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
+from t2t_jax.object_store import standing_for
 from t2t_jax.remote_run import local_runs, needed_to_read
 from t2t_jax.run_folder import RunFolder
 
@@ -67,13 +68,16 @@ def run_folders(workdir: str | Path, step: int | str | None = None) -> Iterator[
     """
     from t2t_jax.interop.from_marian import from_marian  # which imports this module
 
-    with local_runs(str(workdir), needed_to_read(step)) as folders, tempfile.TemporaryDirectory() as temporary:
-        paths = folders.split(",")
+    with contextlib.ExitStack() as stack:
+        paths = stack.enter_context(local_runs(str(workdir), needed_to_read(step))).split(",")
+        temporary = stack.enter_context(tempfile.TemporaryDirectory())
         for index, path in enumerate(paths):
             if is_marian(path):
-                paths[index] = f"{temporary}/{index}/{Path(path).resolve().name}"  # of "." and ".." too
-                Path(paths[index]).parent.mkdir()
-                from_marian(path, paths[index])
+                folder = Path(temporary, str(index), Path(path).resolve().name)  # of "." and ".." too
+                folder.parent.mkdir()
+                from_marian(path, folder)
+                stack.enter_context(standing_for(folder, path))
+                paths[index] = str(folder)
         yield ",".join(paths)
 
 

@@ -1,13 +1,18 @@
 """Each filter drops the pairs that it should, and no others."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import t2t_jax
 from t2t_jax.data import cleaning
 from t2t_jax.data.cleaning import Report, Rules, clean
 from t2t_jax.errors import InputError
+from t2t_jax.training.loop import train
+from tests.runs import tiny_config
 
 GOOD = ("The house is small, but the garden is large.", "Das Haus ist klein, aber der Garten ist groß.")
 HELD_OUT = cleaning.leak_index([("A sentence of the test set.", "Ein Satz aus dem Testsatz."), ("Yes.", "Ja.")])
@@ -68,6 +73,18 @@ def test_the_normalisation_rules_of_the_vocabulary_are_those_of_cleaning(text):
     replaced = "".join(cleaning.replacements(rules).get(character, character) for character in text)
     assert replaced == cleaning.normalize(text, rules)
     assert cleaning.replacements(Rules()) == {}
+
+
+def test_a_run_in_lower_case_is_scored_without_case(tmp_path):
+    config = tiny_config(tmp_path, train__train_steps=1)
+    config.data.cleaning.lowercase = True
+    for split in ("train", "dev", "test"):
+        for language in ("en", "de"):
+            path = Path(f"{config.data[split]}.{language}")
+            path.write_text(path.read_text().title())
+    result = train(config, str(tmp_path / "run"))
+    assert "case:lc" in result["test"]["signature"] and "case:lc" in result["dev"]["paper_signature"]
+    assert t2t_jax.load(tmp_path / "run").vocabularies.target.lowercases
 
 
 def test_near_duplicates_differ_in_digits_punctuation_and_case_only():

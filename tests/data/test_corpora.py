@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from t2t_jax.data import corpora, multi30k, parallel_text
 from t2t_jax.data.corpora import one_line, read_corpus
-from t2t_jax.data.parallel_text import zstd
 from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.files import zstd
 from tests.data import toy_corpus
 from tests.test_resume import write_config
 
@@ -26,6 +26,11 @@ def test_the_users_files_are_read_pair_for_pair(tmp_path):
     corpus = read_files(prefixes, tmp_path)
     assert list(corpus.splits["train"]()) == toy_corpus.pairs(300, 0)
     assert list(corpus.splits["test"]()) == toy_corpus.pairs(20, 2)
+
+
+def test_a_file_is_not_paired_with_itself(tmp_path):
+    with pytest.raises(InputError, match="data.source_language and data.target_language are both 'de'"):
+        read_corpus("files", "de", "de", toy_corpus.write_splits(tmp_path), tmp_path)
 
 
 def test_lines_end_at_newlines_only(tmp_path):

@@ -5,6 +5,7 @@ import sys
 import pytest
 import tensorflow_datasets as tfds
 
+from t2t_jax.data import tfds_corpora
 from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.preparation import open_store
 from t2t_jax.errors import InputError
@@ -32,6 +33,12 @@ class ToyNumbers(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, seed, count):
         for index, (en, de) in enumerate(toy_corpus.pairs(count, seed)):
             yield index, {"en": en, "de": de}
+
+
+def test_the_corpora_of_tfds_itself_are_known():
+    tfds_corpora._check_name("wmt14_translate/fr-en")
+    with pytest.raises(InputError, match="wmt16_translate has no configuration 'de-em'; did you mean 'de-en'"):
+        tfds_corpora._check_name("wmt16_translate/de-em")
 
 
 def read(directory, corpus="tfds:toy_numbers/de-en", languages=("en", "de"), **prefixes):

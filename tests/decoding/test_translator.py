@@ -144,6 +144,17 @@ def test_translations_begin_with_their_prefixes(translator):
     assert any(a[0].tokens != b[0].tokens for a, b in zip(found, free, strict=True))
 
 
+def test_any_iterable_is_translated_and_other_types_are_refused_in_a_line(translator):
+    close(translator.translate(iter(["one two"]))[0], translator.translate(["one two"])[0])
+    pairs = [("one", "eins"), ("two", "zwei")]
+    assert translator.score(iter(pairs)) == translator.score(pairs)
+    for pairs in (["one", "eins"], ("one", "eins"), [("one", "eins", "uno")]):
+        with pytest.raises(InputError, match=r"pairs: pair 0 must be \(source, target\)"):
+            translator.score(pairs)
+    with pytest.raises(InputError, match=r"sampling must be a Sampling or None; got True; try Sampling\(\)"):
+        translator.translate(["one"], sampling=True)
+
+
 def test_a_minimum_beyond_the_limit_raises_the_limit(translator):
     for hypothesis, *_ in translator.translate(["one two", "three"], min_length=15, max_extra_length=4):
         assert 15 <= hypothesis.num_tokens <= 19

@@ -316,3 +316,12 @@ def test_lines_of_any_kind_have_scores(command, tmp_path):
     scores = json.loads(output)
     assert code == 0 and not errors and scores["sentences"] == len(ODD)
     assert all(0 <= scores[name] <= 100 for name in ("paper_bleu", "tokenized_bleu", "sacrebleu", "chrf"))
+
+
+def test_outputs_in_lower_case_are_compared_without_case():
+    lower = [line.lower() for line in GERMAN]
+    scores = corpus_scores(lower, GERMAN, "de", lowercase=True)
+    names = ("paper_bleu", "tokenized_bleu", "lowercased_bleu", "sacrebleu", "chrf")
+    assert [round(scores[name], 6) for name in names] == [100] * 5
+    assert all("|case:lc|" in scores[name] for name in scores if "signature" in name)
+    assert corpus_scores(lower, GERMAN)["sacrebleu"] < 90

@@ -20,6 +20,7 @@ class Echo(Translator):
 
     def __init__(self):
         self.task = TASKS["translation"]
+        self.vocabularies = SimpleNamespace(target=SimpleNamespace(lowercases=False))
 
     def translate(self, sentences, **options):
         assert options == OPTIONS | {"early_stop": "exact", "constrained": False}

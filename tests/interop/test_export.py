@@ -178,3 +178,12 @@ def test_the_folder_that_we_are_in_or_that_a_link_names_can_be_filled(tmp_path, 
         with new_folder("output", path) as folder:
             (folder / "file").write_text("whole")
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("file")} == {"here/file", "there/file"}
+
+
+@pytest.mark.parametrize(("format", "package"), [("safetensors", "safetensors"), ("ctranslate2", "ctranslate2")])
+def test_an_export_is_not_taken_for_a_run(run, tmp_path, capsys, format, package):
+    pytest.importorskip(package)
+    code, _, _ = command(capsys, f"--workdir={run}", f"--format={format}", f"--output={tmp_path}/out")
+    assert code == 0
+    with pytest.raises(InputError, match="out is an export for other systems, not a run folder; give the run it was"):
+        restore(tmp_path / "out")
