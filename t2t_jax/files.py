@@ -310,14 +310,15 @@ def folder_lock(folder: Path) -> Iterator[None]:
 def _locked(folder: Path) -> int | None:
     """The handle of a locked folder; None if another process has removed the folder meanwhile."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
+        folder.mkdir(parents=True, exist_ok=True)  # FileNotFoundError: the file system refuses, as /proc does
     except FileExistsError:  # raised for what is no folder, and for a folder that was removed while mkdir looked at it
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(os.lstat(folder).st_mode):
                 raise
+        return None
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
         return None
     fcntl.flock(handle, fcntl.LOCK_EX)
     with contextlib.suppress(FileNotFoundError):

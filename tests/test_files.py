@@ -84,3 +84,8 @@ def test_a_folder_whose_holder_removes_it_is_locked_by_one_process_at_a_time(tmp
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 4
+
+
+def test_a_folder_that_the_file_system_refuses_is_not_waited_for():
+    with pytest.raises(FileNotFoundError), folder_lock(Path("/proc/none/folder")):
+        pass

@@ -120,7 +120,7 @@ def evaluate_dev(experiment: Experiment, state: TrainState, step: int, progress:
         translator = make_translator(experiment, state.params)
         found = evaluate(translator, *experiment.store.held_out("dev"), **experiment.config.decode)
         perplexity, headline = found.scores["perplexity"], found.scores[found.metric.headline]
-        text = f"step {step:,}: dev perplexity {perplexity:.2f}, {found.metric.describe(found.scores, digits=1)}"
+        text = f"step {step:,}: dev perplexity {perplexity:#.4g}, {found.metric.describe(found.scores, digits=1)}"
         progress.report(step, text, {"dev_perplexity": perplexity, f"dev_{experiment.task.metric}": headline})
 
 

@@ -81,5 +81,5 @@ def print_scores(name: str, found: Evaluation) -> None:
     print(f"{name}: {metric.describe(scores)} on {scores['sentences']} sentences  {signature}".rstrip())
     labels = {score: label for score, label in metric.labels.items() if score in scores and score != metric.headline}
     others = [f"{label} {scores[score]:.2f}" for score, label in labels.items()]
-    others.append(f"perplexity {scores['perplexity']:.2f} per subword")
+    others.append(f"perplexity {scores['perplexity']:#.4g} per subword")
     print(f"{name}: {', '.join(others)}")

@@ -21,7 +21,7 @@ def test_the_scores_that_there_are_are_printed(capsys, further, printed):
     print_scores("test", Evaluation(SCORES | further, [], METRICS["bleu"]))
     headline, others = capsys.readouterr().out.splitlines()
     assert headline == "test: BLEU 12.35 on 2 sentences  tok:13a"
-    assert others == f"test: {printed} 4.00 per subword"
+    assert others == f"test: {printed} 4.000 per subword"
 
 
 @pytest.mark.parametrize(("devices", "named"), [(1, r"\d+ cores"), (8, r"\d+ cores, 8 devices")])
