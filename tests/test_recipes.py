@@ -40,7 +40,7 @@ def test_a_schedule(tmp_path, monkeypatch):
 
 
 def test_a_metric(tmp_path, monkeypatch, capsys):
-    count = lambda outputs, references, language: {"words": sum(len(output.split()) for output in outputs)}
+    count = lambda outputs, references, language, lowercase: {"words": sum(len(output.split()) for output in outputs)}
     monkeypatch.setitem(METRICS, "words", Metric(count, {"words": "words"}))
     monkeypatch.setitem(TASKS, "talking", Task(CORPORA, "words"))
     config = tiny_config(tmp_path, data__task="talking", evaluate__interval_steps=6)
