@@ -157,7 +157,7 @@ def sweep_records(workdir: str | Path) -> list[Record]:
         record, base = record_of(run), folder / "base" / run.name
         is_translation = headline_name(record["dev"]) == SACREBLEU
         if is_translation and record["row"] != "base" and (base / "result.json").is_file():
-            lowercase = record["config"].get("data.cleaning.lowercase", False)
+            lowercase = "case:lc" in record["dev"].get("signature", "")  # as the score is that it belongs to
             record["against_base"] = significance_against(base, run, lowercase)
         records.append(record)
     return records

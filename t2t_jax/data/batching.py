@@ -76,7 +76,10 @@ class Batches:
         """The indices of the pairs in batch `step` and the row of each; rows ascend."""
         epoch, index = divmod(step, self.per_epoch)
         pairs, rows = self.plan(epoch).batch(index)
-        return (pairs, rows) if not self._mixture else tuple(x[pairs < len(self._sources)] for x in (pairs, rows))
+        if not self._mixture:
+            return pairs, rows
+        is_pair = pairs < len(self._sources)  # and not an empty slot
+        return pairs[is_pair], rows[is_pair]
 
     def lengths(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The source lengths and the target lengths of these pairs, without reading them."""

@@ -58,6 +58,11 @@ class Rules:
         if self.max_ratio != 0:
             Range(1, hint="0: no limit").check("data.cleaning.max_ratio", self.max_ratio)
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether a normalisation is on."""
+        return self.lowercase or self.normalize_punctuation or self.remove_nonprinting
+
 
 # --- Normalisation -----------------------------------------------------------------------------------------
 

@@ -210,7 +210,7 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
         made_from["target_symbols"] = True
     if corpus.texts:
         made_from["texts"] = len(corpus.texts)  # their sizes are kept; in earlier stores they are not
-    if settings.vocabulary and cleaning.replacements(settings.cleaning):
+    if settings.vocabulary and settings.cleaning.normalizes:
         made_from["normalizing_vocabulary"] = True  # in earlier stores it is not
     for name in {"vocabulary", "source_vocabulary"} & made_from.keys():
         made_from[name] = sha256(Path(made_from[name])) if made_from[name] else None
@@ -315,11 +315,11 @@ def _vocabulary(corpus: Corpus, settings: StoreSettings, task: Task, sides: tupl
     pairs = draw(corpus.splits["train"](), 0 if is_symbols else settings.vocab_pairs)  # no symbol may be missing
     texts = (text for pair in pairs for text in _training_text(pair, settings, task, sides))
     sentences = _with_text(map(one_line, texts))
+    if is_symbols:
+        return train_symbols(sentences, size)
     replace = cleaning.replacements(settings.cleaning)
     if ready:
         return ready_vocabulary(Path(ready), sentences, f"data.{prefix}vocabulary", replace)
-    if is_symbols:
-        return train_symbols(sentences, size)
     return train_vocabulary(
         sentences,
         size,
