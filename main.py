@@ -9,11 +9,8 @@ Standard output carries results only. Exit codes: 0 done; 1 a bug in this code; 
 
 import contextlib
 import dataclasses
-import difflib
-import functools
 import importlib
 import json
-import operator
 import os
 import re
 import shlex
@@ -24,7 +21,19 @@ from typing import Any
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
+from configs import base_ende
 from t2t_jax import huge_pages, signals
+from t2t_jax.command_line import (
+    check_config,
+    checkpoint,
+    config_path,
+    join_config,
+    number_range,
+    one_line,
+    reason_of,
+    step_list,
+    unknown_field,
+)
 from t2t_jax.errors import InputError, choice, exit_code_of
 from t2t_jax.files import cache_folder, flat
 
@@ -274,7 +283,7 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
 def parse(argv: list[str]) -> flags.FlagValues:
     """The parsed flags; any mistake in them or in the config file is an InputError of one line."""
     argv = join_config(argv)
-    path = config_path(argv)
+    path, base = config_path(argv), base_ende.get_config()
     if absl_own := [arg for arg in argv[1:] if re.match("--?(flagfile|undefok)", arg)]:
         raise InputError(f"{absl_own[0]}: no such flag; --help lists all")
     verbosity = logging.get_verbosity()
@@ -283,20 +292,20 @@ def parse(argv: list[str]) -> flags.FlagValues:
         args = define_flags(argv)
         extra = args(argv)[1:]
     except flags.Error as error:
-        raise InputError(unknown_field(argv) or reason_of(error, path)) from error
+        raise InputError(unknown_field(argv, base) or reason_of(error, path)) from error
     except (Exception, SystemExit) as error:  # a config file is a program and may raise anything
         reason = f"--config={path}: {type(error).__name__}: {one_line(error)}"
         if isinstance(error, AttributeError) and "get_config" in reason:
             reason = (
                 f"--config={path}: has no function get_config, as those in configs/ have; a preset is given by --preset"
             )
-        raise InputError(unknown_field(argv) or reason) from error
+        raise InputError(unknown_field(argv, base) or reason) from error
     finally:
         logging.set_verbosity(verbosity)
     if extra:
         raise InputError(f"unexpected argument {extra[0]!r}; options start with --")
     if path is not None:
-        check_config(path, args.config)
+        check_config(path, args.config, base)
     return args
 
 
@@ -319,48 +328,6 @@ def load_preset(flag: str, name: str) -> Callable[[ConfigDict], None]:
     return importlib.import_module(f"configs.presets.{choice(flag, name, sorted(known))}").apply
 
 
-def join_config(argv: list[str]) -> list[str]:
-    """Rewrites `--config FILE` in `argv` as `--config=FILE`."""
-    joined, rest = [], iter(argv)
-    for arg in rest:
-        value = next(rest, None) if re.fullmatch("--?config", arg) else None
-        joined.append(arg if value is None else f"--config={value}")
-    return joined
-
-
-def config_path(argv: list[str]) -> str | None:
-    """The path of the config file in `argv`, if any."""
-    paths = [arg.partition("=")[2] for arg in argv if re.match("--?config=", arg)]
-    if len(paths) > 1:
-        raise InputError(f"--config={one_line(paths[1])}: --config is given {len(paths)} times; give it once")
-    if paths and not os.path.isfile(paths[0]):
-        raise InputError(f"--config={one_line(paths[0])}: no such file; see configs/")
-    if paths and not paths[0].endswith(".py"):
-        raise InputError(
-            f"--config={one_line(paths[0])}: must be a Python file with a function get_config; see configs/"
-        )
-    return paths[0] if paths else None
-
-
-def check_config(path: str, config: Any) -> None:
-    """Refuses a config whose fields or types of values differ from those of configs/base_ende.py."""
-    from configs import base_ende
-
-    if not isinstance(config, ConfigDict):
-        raise InputError(f"--config={path}: get_config() must return a ConfigDict; got {type(config).__name__}")
-    base = base_ende.get_config()
-    known, given = flat(base.to_dict()), flat(config.to_dict())
-    for field in sorted(known.keys() ^ given.keys()):
-        raise InputError(f"--config={path}: {field} is {'missing' if field in known else 'no field'}; start "
-                         "from configs.base_ende.get_config(), which defines every field")  # fmt: skip
-    for field, value in given.items():
-        *sections, name = field.split(".")
-        kind = functools.reduce(operator.getitem, sections, base).get_type(name)
-        unset = value is known[field] is None
-        if type(value) is not kind and not unset and not (kind is float and type(value) is int):
-            raise InputError(f"--config={path}: {field} must be of type {kind.__name__}; got {value!r}")
-
-
 def refuse_unused(args: flags.FlagValues) -> None:
     """Refuses flags that the mode does not use."""
     given = {name.partition(".")[0] for name in args if args[name].present} - {"mode", "help", "h"}
@@ -374,43 +341,6 @@ def refuse_unused(args: flags.FlagValues) -> None:
             raise InputError(f"--{name} has no effect with --sample; leave out one of them")
     if "n_best" in given and args.n_best > 1 and args.output_format == "text":
         raise InputError(f"--n_best={args.n_best} needs --output_format=jsonl; text has one translation a line")
-
-
-def reason_of(error: flags.Error, path: str | None) -> str:
-    """What is wrong with the flags, in words for users, not for programmers of absl."""
-    text = str(error).strip()
-    if "Traceback (most recent call last)" in text:  # of the config file, as ml_collections reports a wrong type
-        return f"--config={path}: {one_line(text.splitlines()[-1])}"
-    text = re.sub(r"invalid literal for int\(\) with base 10: .*", "must be a whole number", one_line(text))
-    return re.sub(r"\('Non-boolean argument to boolean flag', .*\)", "must be True or False", text)
-
-
-def one_line(text: object) -> str:
-    """A text, or the message of an error, on one line."""
-    return " ".join(str(text).split())
-
-
-def unknown_field(argv: list[str]) -> str | None:
-    """The message about the first --config.SECTION.FIELD that no config has, or --SECTION.FIELD, if there is one."""
-    from configs import base_ende
-
-    known = [f"--config.{field}" for field in flat(base_ende.get_config().to_dict())]
-    named = [arg.partition("=")[0] for arg in argv if arg.startswith("--")]
-    if short := [flag for flag in named if f"--config.{flag[2:]}" in known]:
-        return f"{short[0]}: no such flag; did you mean --config.{short[0][2:]}?"
-    given = [flag for flag in named if flag.startswith("--config.")]
-    if given and not any(arg.startswith("--config=") for arg in argv):
-        return (
-            f"{given[0]} overrides a field of a config; give --config too, for example --config=configs/quickstart.py"
-        )
-    unknown = [flag for flag in given if flag not in known]
-    if not unknown:
-        return None
-    if fields := [field for field in known if field.startswith(f"{unknown[0]}.")]:
-        return f"{unknown[0]}: is a section of the config; give a field of it, such as {fields[0]}"
-    near = difflib.get_close_matches(unknown[0], known, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{unknown[0]}: no such field; {hint}configs/base_ende.py defines every field"
 
 
 def required(args: flags.FlagValues, name: str) -> Any:
@@ -443,40 +373,6 @@ def joined_processes(args: flags.FlagValues, timeout_seconds: float) -> contextl
 def decode_options(args: flags.FlagValues) -> dict[str, Any]:
     """The decoding options that the flags override; None for those of the run's config."""
     return {name: args[name].value for name in _DECODE}
-
-
-def number_range(name: str, value: str | None) -> tuple[int, int] | None:
-    """Parses first,last."""
-    if value is None:
-        return None
-    numbers = step_numbers(value)
-    if len(numbers) != 2 or numbers[0] > numbers[1]:
-        raise InputError(f"--{name}={value}: must be first,last, as in 10,12")
-    return numbers[0], numbers[1]
-
-
-def checkpoint(step: str | None) -> int | str | None:
-    """Parses --step: a step number, last or averaged."""
-    if step in (None, "last", "averaged"):
-        return step
-    if not re.fullmatch("[0-9]{1,18}", step):
-        raise InputError(f"--step={step}: must be the step of a checkpoint, last or averaged")
-    return int(step)
-
-
-def step_list(value: str | None) -> list[int] | None:
-    """Parses a,b,c; each number at most once."""
-    if value is None:
-        return None
-    numbers = step_numbers(value)
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise InputError(f"--steps={value}: must be different step numbers separated by commas, as in 1000,2000")
-    return numbers
-
-
-def step_numbers(text: str) -> list[int]:
-    """Positive numbers separated by commas; an empty list for any other text."""
-    return [int(part) for part in text.split(",")] if re.fullmatch("[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*", text) else []
 
 
 def keep_compiled_programs() -> None:

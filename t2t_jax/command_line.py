@@ -1,0 +1,122 @@
+"""What the command line says, checked: the config and its fields, checkpoints and steps; each mistake in one line."""
+
+import difflib
+import functools
+import operator
+import os
+import re
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from t2t_jax.errors import InputError
+from t2t_jax.files import flat
+
+
+def join_config(argv: list[str]) -> list[str]:
+    """Rewrites `--config FILE` in `argv` as `--config=FILE`."""
+    joined, rest = [], iter(argv)
+    for arg in rest:
+        value = next(rest, None) if re.fullmatch("--?config", arg) else None
+        joined.append(arg if value is None else f"--config={value}")
+    return joined
+
+
+def config_path(argv: list[str]) -> str | None:
+    """The path of the config file in `argv`, if any."""
+    paths = [arg.partition("=")[2] for arg in argv if re.match("--?config=", arg)]
+    if len(paths) > 1:
+        raise InputError(f"--config={one_line(paths[1])}: --config is given {len(paths)} times; give it once")
+    if paths and not os.path.isfile(paths[0]):
+        raise InputError(f"--config={one_line(paths[0])}: no such file; see configs/")
+    if paths and not paths[0].endswith(".py"):
+        raise InputError(
+            f"--config={one_line(paths[0])}: must be a Python file with a function get_config; see configs/"
+        )
+    return paths[0] if paths else None
+
+
+def check_config(path: str, config: Any, base: ConfigDict) -> None:
+    """Refuses a config whose fields or types of values differ from those of `base`, configs/base_ende.py."""
+    if not isinstance(config, ConfigDict):
+        raise InputError(f"--config={path}: get_config() must return a ConfigDict; got {type(config).__name__}")
+    known, given = flat(base.to_dict()), flat(config.to_dict())
+    for field in sorted(known.keys() ^ given.keys()):
+        raise InputError(f"--config={path}: {field} is {'missing' if field in known else 'no field'}; start "
+                         "from configs.base_ende.get_config(), which defines every field")  # fmt: skip
+    for field, value in given.items():
+        *sections, name = field.split(".")
+        kind = functools.reduce(operator.getitem, sections, base).get_type(name)
+        unset = value is known[field] is None
+        if type(value) is not kind and not unset and not (kind is float and type(value) is int):
+            raise InputError(f"--config={path}: {field} must be of type {kind.__name__}; got {value!r}")
+
+
+def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
+    """The message about the first --config.SECTION.FIELD that `base` has not, or --SECTION.FIELD, if there is one."""
+    known = [f"--config.{field}" for field in flat(base.to_dict())]
+    named = [arg.partition("=")[0] for arg in argv if arg.startswith("--")]
+    if short := [flag for flag in named if f"--config.{flag[2:]}" in known]:
+        return f"{short[0]}: no such flag; did you mean --config.{short[0][2:]}?"
+    given = [flag for flag in named if flag.startswith("--config.")]
+    if given and not any(arg.startswith("--config=") for arg in argv):
+        return (
+            f"{given[0]} overrides a field of a config; give --config too, for example --config=configs/quickstart.py"
+        )
+    unknown = [flag for flag in given if flag not in known]
+    if not unknown:
+        return None
+    if fields := [field for field in known if field.startswith(f"{unknown[0]}.")]:
+        return f"{unknown[0]}: is a section of the config; give a field of it, such as {fields[0]}"
+    near = difflib.get_close_matches(unknown[0], known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{unknown[0]}: no such field; {hint}configs/base_ende.py defines every field"
+
+
+def reason_of(error: flags.Error, path: str | None) -> str:
+    """What is wrong with the flags, in words for users, not for programmers of absl."""
+    text = str(error).strip()
+    if "Traceback (most recent call last)" in text:  # of the config file, as ml_collections reports a wrong type
+        return f"--config={path}: {one_line(text.splitlines()[-1])}"
+    text = re.sub(r"invalid literal for int\(\) with base 10: .*", "must be a whole number", one_line(text))
+    return re.sub(r"\('Non-boolean argument to boolean flag', .*\)", "must be True or False", text)
+
+
+def one_line(text: object) -> str:
+    """A text, or the message of an error, on one line."""
+    return " ".join(str(text).split())
+
+
+def number_range(name: str, value: str | None) -> tuple[int, int] | None:
+    """Parses first,last."""
+    if value is None:
+        return None
+    numbers = _step_numbers(value)
+    if len(numbers) != 2 or numbers[0] > numbers[1]:
+        raise InputError(f"--{name}={value}: must be first,last, as in 10,12")
+    return numbers[0], numbers[1]
+
+
+def checkpoint(step: str | None) -> int | str | None:
+    """Parses --step: a step number, last or averaged."""
+    if step in (None, "last", "averaged"):
+        return step
+    if not re.fullmatch("[0-9]{1,18}", step):
+        raise InputError(f"--step={step}: must be the step of a checkpoint, last or averaged")
+    return int(step)
+
+
+def step_list(value: str | None) -> list[int] | None:
+    """Parses a,b,c; each number at most once."""
+    if value is None:
+        return None
+    numbers = _step_numbers(value)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise InputError(f"--steps={value}: must be different step numbers separated by commas, as in 1000,2000")
+    return numbers
+
+
+def _step_numbers(text: str) -> list[int]:
+    """Positive numbers separated by commas; an empty list for any other text."""
+    return [int(part) for part in text.split(",")] if re.fullmatch("[1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*", text) else []
