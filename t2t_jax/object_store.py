@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from t2t_jax import signals
-from t2t_jax.errors import InputError, StopError
+from t2t_jax.errors import InputError
 from t2t_jax.files import is_url
+from t2t_jax.temporary_folders import standing_for
 
 _MANIFEST = "manifest.json"
 _WHOLE = re.compile("")  # the unit is the folder itself
@@ -28,9 +29,6 @@ _ATTEMPTS = 20  # to download what another process is replacing
 _WAITS = (10, 60, 300)  # seconds, before an upload is tried again: a run of days outlives minutes without a network
 _REASONS = {FileNotFoundError: "not found", PermissionError: "no permission"}
 _EXTRAS = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}  # by scheme; the packages are extras of pyproject.toml
-
-_originals: dict[str, str] = {}  # of the temporary folders that are open
-
 
 Select = Callable[[set[str]], Iterable[str]]  # among the names of files
 
@@ -45,23 +43,6 @@ class Stamp(NamedTuple):
 
     size: int
     changed: int
-
-
-def original_of(path: str | Path) -> str:
-    """What the user has given that a temporary folder stands for; other paths as they are."""
-    return _originals.get(str(path), str(path))
-
-
-@contextlib.contextmanager
-def standing_for(folder: Path, original: str) -> Iterator[None]:
-    """For the time of the block, a temporary folder stands for `original`, which errors name in its place."""
-    _originals[str(folder)] = original
-    try:
-        yield
-    except StopError as error:
-        raise type(error)(str(error).replace(str(folder), original)) from error
-    finally:
-        del _originals[str(folder)]
 
 
 @contextlib.contextmanager

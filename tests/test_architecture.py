@@ -18,6 +18,7 @@ LEVELS = {
     "t2t_jax.object_store": 0,
     "t2t_jax.huge_pages": 0,
     "t2t_jax.progress_bar": 0,
+    "t2t_jax.temporary_folders": -1,
     "t2t_jax.threads": 0,
     "t2t_jax": 0,
     "t2t_jax.sharding": 0,
@@ -41,7 +42,8 @@ LEVELS = {
 NO_JAX = (
     "t2t_jax.command_line", "t2t_jax.errors", "t2t_jax.event_file", "t2t_jax.files", "t2t_jax.huge_pages",
     "t2t_jax.object_store", "t2t_jax.peers", "t2t_jax.progress_bar", "t2t_jax.provenance", "t2t_jax.remote_run",
-    "t2t_jax.run_folder", "t2t_jax.signals", "t2t_jax.slurm", "t2t_jax.threads", "t2t_jax.data",
+    "t2t_jax.run_folder", "t2t_jax.signals", "t2t_jax.slurm", "t2t_jax.temporary_folders",
+    "t2t_jax.threads", "t2t_jax.data",
 )  # fmt: skip
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}
 

@@ -8,8 +8,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from t2t_jax import object_store
 from t2t_jax.errors import InputError
-from t2t_jax.object_store import RemoteFolder, local_copy, mirrored, original_of
+from t2t_jax.object_store import RemoteFolder, local_copy, mirrored
 from t2t_jax.remote_run import needed_to_read
+from t2t_jax.temporary_folders import original_of
 
 UNIT = re.compile("checkpoints/([0-9]+)/")
 URL = "memory://bucket/run"

@@ -8,8 +8,8 @@ from t2t_jax.checkpoints import Checkpoint, Checkpoints
 from t2t_jax.data.task import Task, Vocabularies, task_of
 from t2t_jax.errors import InputError, choice
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
-from t2t_jax.object_store import original_of
 from t2t_jax.run_folder import RunFolder
+from t2t_jax.temporary_folders import original_of
 
 
 class TrainedModel(NamedTuple):

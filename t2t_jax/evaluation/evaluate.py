@@ -15,8 +15,8 @@ from t2t_jax.decoding.translator import Translator, check_options, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.files import check_output, read_text, sha256, write_json
-from t2t_jax.object_store import original_of
 from t2t_jax.run_folder import RunFolder
+from t2t_jax.temporary_folders import original_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,9 +18,9 @@ from t2t_jax.errors import DamagedError, InputError, exit_code_of
 from t2t_jax.interop.foreign import foreign_json
 from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
-from t2t_jax.object_store import standing_for
 from t2t_jax.remote_run import local_runs, needed_to_read
 from t2t_jax.run_folder import RunFolder
+from t2t_jax.temporary_folders import standing_for
 
 
 def write_run(
