@@ -210,7 +210,7 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
         made_from["target_symbols"] = True
     if corpus.texts:
         made_from["texts"] = len(corpus.texts)  # their sizes are kept; in earlier stores they are not
-    if settings.vocabulary and settings.cleaning.normalizes:
+    if (settings.vocabulary or settings.source_vocabulary) and settings.cleaning.normalizes:
         made_from["normalizing_vocabulary"] = True  # in earlier stores it is not
     for name in {"vocabulary", "source_vocabulary"} & made_from.keys():
         made_from[name] = sha256(Path(made_from[name])) if made_from[name] else None

@@ -230,3 +230,14 @@ def test_stores_with_other_vocabularies_have_other_names(tmp_path):
     assert len(set(keys)) == len(keys)
     second.write_text(first.read_text())  # the content counts, not the path
     assert preparation._key(CORPUS, dataclasses.replace(TRANSLATION, source_vocabulary=str(second))) == keys[5]
+
+
+@pytest.mark.parametrize("field", ["vocabulary", "source_vocabulary"])
+def test_a_ready_vocabulary_with_rules_of_normalisation_is_not_that_of_an_earlier_store(tmp_path, monkeypatch, field):
+    """Earlier ones had no such rules."""
+    (tmp_path / "codes").write_text("o n\n")
+    changes = {field: str(tmp_path / "codes"), "cleaning": Rules(normalize_punctuation=True)}
+    settings = dataclasses.replace(TRANSLATION, **changes)
+    key = preparation._key(CORPUS, settings)
+    monkeypatch.setattr(Rules, "normalizes", False)
+    assert preparation._key(CORPUS, settings) != key
