@@ -61,7 +61,7 @@ def test_a_preset_changes_all_fields_but_those_of_flags():
     assert config.train.dtype == "float32" and config.is_locked
     fused = main.config_of(parse(QUICKSTART, "--config.machine.fused_attention=False"))
     assert config.machine.fused_attention is None and fused.machine.fused_attention is False
-    assert main.config_of(parse("--config=configs/base_ende.py", "--preset=miniature")).model.d_model == 128
+    assert main.config_of(parse("--config=configs/base_ende.py", "--preset=miniature")).model.d_model == 64
     for flags, message in {
         ("--preset=gpu",): "--mode=train needs --config",
         (QUICKSTART, "--preset=gup"): "--preset: unknown value 'gup'",

@@ -233,9 +233,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "959ec2b250d4621f8a9d2f0463e2994f2d52918c8f72292b2304ee7a1be8d622",
     (False, "latex"): "c4ff51d58216740e8d6d68b4a937784a91f478b82858096bcfbcf0aa71df6853",
     (False, "csv"): "ef2a84cf60d9baf880360cd75cadfc6761d2a8fe5d22b168a92fca7e20cf9335",
-    (True, "markdown"): "4bea9a2975050915f91c6ccd6591dffa971da00b718f29dc37e54f8a0dd1b5df",
-    (True, "latex"): "ff754af37eff6c49ec00c0ad5b83633c4ab3c910bf1b5d8b47b11a2180c0f363",
-    (True, "csv"): "a0600cd340e5009bf687b8364aca806d07b394ee75ead00492f57823c7890b6f",
+    (True, "markdown"): "fcb76fc7287723d1fc04a57de6f6a17afd71991bc5827a61bcdaf47df11e0ad5",
+    (True, "latex"): "c00906aaa12b24a92a756458d2d43c1315fa85d7d09d37831943518e313a0a0d",
+    (True, "csv"): "83a10bbbf639c6a83b73129df190673215ecd56f096b046b68b03289a53acc58",
 }
 
 
