@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from t2t_jax import sharding
-from t2t_jax.errors import DamagedError, InputError, InterruptedRun
+from t2t_jax.errors import DamagedError, InputError, InterruptedRun, on_one_line
 from t2t_jax.files import folder_lock, read_object, replace_folder, sha256, storage_errors, write_object
 
 _MANIFEST = "manifest.json"
@@ -138,7 +138,7 @@ class Checkpoints:
                 raise
             if not self._folder(step).is_dir():
                 raise self._absent(step) from None
-            reason = " ".join(str(error).split())[:300]
+            reason = on_one_line(error)[:300]
             if not isinstance(error, DamagedError):
                 reason = f"{self._folder(step)} can't be read ({reason})"
             raise DamagedError(f"checkpoint {step} is damaged: {reason}") from error

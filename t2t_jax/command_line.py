@@ -10,7 +10,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, on_one_line
 from t2t_jax.files import flat
 
 
@@ -27,12 +27,12 @@ def config_path(argv: list[str]) -> str | None:
     """The path of the config file in `argv`, if any."""
     paths = [arg.partition("=")[2] for arg in argv if re.match("--?config=", arg)]
     if len(paths) > 1:
-        raise InputError(f"--config={one_line(paths[1])}: --config is given {len(paths)} times; give it once")
+        raise InputError(f"--config={on_one_line(paths[1])}: --config is given {len(paths)} times; give it once")
     if paths and not os.path.isfile(paths[0]):
-        raise InputError(f"--config={one_line(paths[0])}: no such file; see configs/")
+        raise InputError(f"--config={on_one_line(paths[0])}: no such file; see configs/")
     if paths and not paths[0].endswith(".py"):
         raise InputError(
-            f"--config={one_line(paths[0])}: must be a Python file with a function get_config; see configs/"
+            f"--config={on_one_line(paths[0])}: must be a Python file with a function get_config; see configs/"
         )
     return paths[0] if paths else None
 
@@ -78,14 +78,9 @@ def reason_of(error: flags.Error, path: str | None) -> str:
     """What is wrong with the flags, in words for users, not for programmers of absl."""
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:  # of the config file, as ml_collections reports a wrong type
-        return f"--config={path}: {one_line(text.splitlines()[-1])}"
-    text = re.sub(r"invalid literal for int\(\) with base 10: .*", "must be a whole number", one_line(text))
+        return f"--config={path}: {on_one_line(text.splitlines()[-1])}"
+    text = re.sub(r"invalid literal for int\(\) with base 10: .*", "must be a whole number", on_one_line(text))
     return re.sub(r"\('Non-boolean argument to boolean flag', .*\)", "must be True or False", text)
-
-
-def one_line(text: object) -> str:
-    """A text, or the message of an error, on one line."""
-    return " ".join(str(text).split())
 
 
 def number_range(name: str, value: str | None) -> tuple[int, int] | None:

@@ -111,6 +111,11 @@ def check_number(field: str, value: Any, allowed: Range, is_whole: bool) -> None
     allowed.check(field, value)
 
 
+def on_one_line(text: object) -> str:
+    """A text, or the message of an error, on one line."""
+    return " ".join(str(text).split())
+
+
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 160
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from t2t_jax import signals
-from t2t_jax.errors import DamagedError, InputError, shown, storage_reason
+from t2t_jax.errors import DamagedError, InputError, on_one_line, shown, storage_reason
 
 try:
     from compression import zstd  # from Python 3.14 on
@@ -123,7 +123,7 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError:
         raise DamagedError(f"{path} is missing; restore it, or start anew in another folder") from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
-        reason = " ".join(str(error).split())[:100]
+        reason = on_one_line(error)[:100]
         raise DamagedError(
             f"{path} is damaged: not JSON ({reason}); restore it, or start anew in another folder"
         ) from None

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from t2t_jax import signals
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, on_one_line
 from t2t_jax.files import is_url
 from t2t_jax.temporary_folders import standing_for
 
@@ -185,7 +185,7 @@ class RemoteFolder:
             yield
         except Exception as error:
             kind = next((text for of, text in _REASONS.items() if isinstance(error, of)), type(error).__name__)
-            reason = " ".join(str(error).split())[:200]
+            reason = on_one_line(error)[:200]
             raise InputError(
                 f"{self._field}: {self._url}: {kind} ({reason}); mend that, and run the same command again"
             ) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax import signals
-from t2t_jax.errors import DamagedError, InputError, InterruptedRun
+from t2t_jax.errors import DamagedError, InputError, InterruptedRun, on_one_line
 
 _POLL_SECONDS = 2.0
 _MAX_REQUEUES = 1000  # what takes longer than the time limit of a job is requeued several times
@@ -113,7 +113,7 @@ def _wait(job: Any) -> None:
     try:
         error = job.result()
     except Exception as failure:  # submitit raises here whatever was raised in the job
-        reason = " ".join(str(failure).split())[-300:]
+        reason = on_one_line(failure)[-300:]
         raise InterruptedRun(f"--launcher=slurm: job {job.job_id} failed: {reason}; see {job.paths.stderr}") from None
     if error is not None:
         raise error

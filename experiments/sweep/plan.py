@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import main as command_line
+import main
 from experiments.sweep.trials import Trial
 from t2t_jax.errors import InputError, choice
 from t2t_jax.files import flat
@@ -40,7 +40,7 @@ def row_files(folder: str, rows: str | None = None) -> dict[str, Path]:
 
 def parse_settings(settings: Sequence[str]) -> tuple[list[Preset], dict[str, str]]:
     """The presets, and {field: value}. Values override presets, whatever their order."""
-    presets = [command_line.load_preset("--set", setting[1:]) for setting in settings if setting.startswith("@")]
+    presets = [main.load_preset("--set", setting[1:]) for setting in settings if setting.startswith("@")]
     values = {}
     for setting in settings:
         field, separator, value = setting.partition("=")
@@ -71,4 +71,4 @@ def make_trial(name: str, workdir: Path, path: Path, changes: dict[str, str]) ->
 def parse_config(path: Path, changes: dict[str, str] | None = None) -> Any:
     """The config as `main.py` parses it from the file and the flags."""
     flags = [f"--config.{field}={value}" for field, value in (changes or {}).items()]
-    return command_line.parse(["main.py", f"--config={path}", *flags]).config
+    return main.parse(["main.py", f"--config={path}", *flags]).config

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, on_one_line
 from t2t_jax.files import sha256
 
 PREFIX = "tfds:"  # of `data.corpus`
@@ -36,7 +36,7 @@ def open_builder(name: str, directory: Path, archives: str) -> Any:
                 file_format="array_record", download_dir=directory / "downloads", download_config=download
             )
     except Exception as error:  # of the network, of the dataset's own code, of a missing archive
-        reason = " ".join(str(error).split())[:200]
+        reason = on_one_line(error)[:200]
         raise InputError(f"data.corpus={PREFIX}{name}: TFDS could not prepare it ({reason})") from error
     return builder
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy, for safetensors)
 import numpy as np
 
-from t2t_jax.errors import DamagedError, InputError, StopError, shown
+from t2t_jax.errors import DamagedError, InputError, StopError, on_one_line, shown
 from t2t_jax.files import existing_file, read_json
 from t2t_jax.interop.export import need
 from t2t_jax.interop.torch_names import State
@@ -210,7 +210,7 @@ def safetensors_tensors(field: str, path: Path) -> dict[str, Tensor]:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
         kinds = {name: (tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except Exception as error:  # SafetensorError, OSError or UnicodeError
-        reason = " ".join(str(error).split())[:200]
+        reason = on_one_line(error)[:200]
         raise InputError(f"{field}: {path} can't be read as safetensors: {reason}") from None
     for name, (_, dtype) in kinds.items():
         if dtype not in _FLOATS:
