@@ -67,7 +67,9 @@ class Checkpoints:
         """All steps, ascending, damaged ones included: files are verified when a step is restored."""
         if not self.directory.is_dir():
             return []
-        return sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdecimal() and path.is_dir())
+        # The listing says what is a folder: asking afterwards would miss a step that a trainer has replaced meanwhile.
+        with os.scandir(self.directory) as entries:
+            return sorted(int(entry.name) for entry in entries if entry.name.isdecimal() and entry.is_dir())
 
     def newest_good(self, count: int) -> list[int]:
         """The newest `count` undamaged steps, ascending; logs the damaged ones that it skips.

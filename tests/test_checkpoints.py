@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -139,6 +140,22 @@ sys.addaudithook(die)
 writer.save(int(sys.argv[4]), tree(7.0), None, {})
 print("saved", count)
 """
+
+
+def test_no_listing_is_empty_while_a_trainer_replaces_the_only_step(tmp_path):
+    (tmp_path / "0").mkdir()
+
+    def train():
+        for step in range(1, 2000):
+            (tmp_path / str(step)).mkdir()
+            (tmp_path / str(step - 1)).rmdir()
+
+    trainer = threading.Thread(target=train)
+    trainer.start()
+    reader, listings = Checkpoints(tmp_path), []
+    while trainer.is_alive():
+        listings.append(reader.steps())
+    assert all(listings) and len(listings) > 10
 
 
 @pytest.mark.slow
