@@ -1,6 +1,6 @@
 """The shapes of batches in decoding: few, each compiled once, when it is first needed.
 
-Bucket lengths of sources and capacities for target tokens double, numbers of rows double or quadruple.
+Bucket lengths, of sources and as capacities for target tokens, double; numbers of rows double or quadruple.
 """
 
 import collections
@@ -50,14 +50,14 @@ def bucket_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1)
 
 
 def bucket_capacities(source_length: int, max_length: int) -> list[int]:
-    """The capacities for target tokens, in increasing order: the source's length, doubled until it holds `max_length`.
+    """The capacities for target tokens: the source's bucket length and those after it, until one holds `max_length`.
 
-    The last one is not larger than that needs.
+    Requests of other lengths have the same ones, or fewer: they are compiled once.
     """
     capacities = [source_length]
     while capacities[-1] < max_length:
-        capacities.append(2 * capacities[-1])
-    return [*capacities[:-1], min(capacities[-1], -(-max_length // _SHORTEST_BUCKET) * _SHORTEST_BUCKET)]
+        capacities.append(bucket_length(capacities[-1] + 1))
+    return capacities
 
 
 def num_searches(count: int, mesh: Mesh) -> int:

@@ -259,7 +259,21 @@ def test_a_search_on_a_cpu_has_few_rows_and_takes_them_from_a_window():
     assert rows(512, 4, 512, "gpu") == 512
 
 
-def test_capacities_double_from_the_length_of_the_source():
-    assert batch_shapes.bucket_capacities(16, 67) == [16, 32, 64, 80]
-    assert batch_shapes.bucket_capacities(32, 32) == [32]
-    assert batch_shapes.bucket_capacities(64, 20) == [32]
+def test_capacities_are_the_bucket_lengths_from_that_of_the_source():
+    assert batch_shapes.bucket_capacities(16, 67) == [16, 32, 64, 128]
+    assert batch_shapes.bucket_capacities(64, 20) == [64]
+    assert batch_shapes.bucket_capacities(1024, 2100) == [1024, 2048, 3072]
+
+
+def test_no_length_within_a_bucket_and_no_limit_compiles_the_search_again(translator):
+    """`min_length` makes the outputs longer than the bucket, so that the KV cache is enlarged."""
+    sentences = [" ".join(["one"] * count) for count in range(1, 40)]
+    lengths = map(len, translator.vocabularies.source.encode_many(sentences))
+    fitting = [sentence for sentence, length in zip(sentences, lengths, strict=True) if 16 < length <= 32]
+    assert len(fitting) > 2
+    translate = lambda sentence, extra: translator.translate([sentence], min_length=40, max_extra_length=extra)
+    translate(fitting[-1], 3)
+    compiled = pool._start._cache_size(), pool._decode._cache_size(), pool._resize._cache_size()
+    for sentence, extra in [(fitting[0], 1), (fitting[-1], 9), (fitting[0], 24)]:
+        translate(sentence, extra)
+    assert (pool._start._cache_size(), pool._decode._cache_size(), pool._resize._cache_size()) == compiled
