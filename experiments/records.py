@@ -157,14 +157,13 @@ def sweep_records(workdir: str | Path) -> list[Record]:
         record, base = record_of(run), folder / "base" / run.name
         is_translation = headline_name(record["dev"]) == SACREBLEU
         if is_translation and record["row"] != "base" and (base / "result.json").is_file():
-            lowercase = "case:lc" in record["dev"].get("signature", "")  # as the score is that it belongs to
-            record["against_base"] = significance_against(base, run, lowercase)
+            record["against_base"] = significance_against(base, run, record["dev"].get("signature", ""))
         records.append(record)
     return records
 
 
-def significance_against(base_run: str | Path, run: str | Path, lowercase: bool = False) -> dict[str, Any]:
-    """The paired bootstrap's `Comparison` of `run` with `base_run`: sacreBLEU on their dev set, cased or not."""
+def significance_against(base_run: str | Path, run: str | Path, signature: str = "") -> dict[str, Any]:
+    """The paired bootstrap's `Comparison` of `run` with `base_run`: sacreBLEU on their dev set, by this signature."""
     (baseline, references), (hypotheses, same) = (
         [_text_of(Path(folder), f"dev.{side}.txt") for side in ("hypotheses", "reference")]
         for folder in (base_run, run)
@@ -173,8 +172,11 @@ def significance_against(base_run: str | Path, run: str | Path, lowercase: bool 
         raise InputError(f"run: the dev sets of {base_run} and {run} differ; only runs on one corpus can be compared")
     check_pairs(baseline, references, str(base_run))
     check_pairs(hypotheses, references, str(run))
+    protocol = dict(part.split(":", 1) for part in signature.split("|") if part)
     texts = hypotheses, baseline, references
-    found = paired_bootstrap(*([line.lower() for line in text] if lowercase else text for text in texts))
+    if protocol.get("case") == "lc":
+        texts = [[line.lower() for line in text] for text in texts]
+    found = paired_bootstrap(*texts, tokenizer=protocol.get("tok", "13a"))
     return found._asdict() | {"interval": list(found.interval)}  # a list, as it is read back from JSON
 
 

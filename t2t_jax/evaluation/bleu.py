@@ -9,7 +9,8 @@ Two plain-text files, detokenised, one sentence a line. Scores of different prot
 - tokenized_bleu: the same without compound splitting.
 - lowercased_bleu: that of much work on small corpora, Multi30k among them: lower case, Moses' normalised punctuation,
   Moses tokens; BLEU as computed by multi-bleu.perl.
-- sacrebleu: sacreBLEU's default: cased BLEU of detokenised text, tokenised by 13a.
+- sacrebleu: sacreBLEU's default: cased BLEU of detokenised text, tokenised by 13a; Chinese by zh, and other languages
+  without spaces between words by char.
 - chrf: sacreBLEU's chrF2, character n-grams up to order 6.
 """
 
@@ -29,7 +30,11 @@ from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.evaluation.significance import Comparison, paired_bootstrap
 from t2t_jax.files import read_text
 
-MOSES_LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values())  # Moses takes English rules for others
+# Of languages without spaces between words, where to 13a a sentence is one token. sacreBLEU's own choice for Japanese
+# needs MeCab, so that scores would depend on what is installed.
+_TOKENIZERS = {"zh": "zh", "yue": "zh"} | dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char")
+# Moses takes English rules for languages that it does not know.
+LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | _TOKENIZERS.keys()
 SPLIT_LANGUAGES = ("de",)
 NEWSTEST2014 = {2737: "filtered", 3003: "full"}  # number of sentences of its two editions
 
@@ -40,21 +45,27 @@ def corpus_scores(
     target_language: str | None = None,
     lowercase: bool = False,
 ) -> dict[str, Any]:
-    """The scores of a test set, one reference a sentence; without `target_language` only sacreBLEU and chrF.
+    """The scores of a test set, one reference a sentence.
 
+    Without `target_language`, and for languages without spaces between words, only sacreBLEU and chrF.
     With `lowercase`, for models that write lower case, all of them ignore case, as their signatures say.
     """
     check_pairs(hypotheses, references)
-    bleu, chrf = BLEU(lowercase=lowercase), CHRF(lowercase=lowercase)
+    bleu, chrf = BLEU(lowercase=lowercase, tokenize=tokenizer(target_language)), CHRF(lowercase=lowercase)
     scores = {
         "sacrebleu": bleu.corpus_score(hypotheses, [references]).score,
         "signature": str(bleu.get_signature()),
         "chrf": chrf.corpus_score(hypotheses, [references]).score,
         "chrf_signature": str(chrf.get_signature()),
     }
-    if target_language is None:
+    if target_language is None or target_language in _TOKENIZERS:
         return scores
     return _moses_scores(hypotheses, references, target_language, lowercase) | scores
+
+
+def tokenizer(target_language: str | None) -> str:
+    """The tokeniser of sacreBLEU for this language."""
+    return _TOKENIZERS.get(target_language, "13a")
 
 
 def check_pairs(hypotheses: Sequence[str], references: Sequence[str], field: str = "hypothesis") -> None:
@@ -74,9 +85,9 @@ def _moses_scores(
     hypotheses: Sequence[str], references: Sequence[str], language: str, lowercase: bool
 ) -> dict[str, Any]:
     """paper_bleu, tokenized_bleu and lowercased_bleu with their signatures."""
-    if language not in MOSES_LANGUAGES:
+    if language not in LANGUAGES:
         raise InputError(
-            f"target_language: Moses has no rules for {language!r}, only for {', '.join(sorted(MOSES_LANGUAGES))}; "
+            f"target_language: Moses has no rules for {language!r}, only for {', '.join(sorted(LANGUAGES))}; "
             "without target_language, only sacreBLEU and chrF are computed"
         )
     tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
@@ -133,7 +144,8 @@ def score_files(
         return scores
     others = read_text("baseline", baseline)
     check_pairs(others, references, "baseline")
-    return scores | {"comparison": paired_bootstrap(hypotheses, others, references)._asdict()}
+    comparison = paired_bootstrap(hypotheses, others, references, tokenizer=tokenizer(target_language))
+    return scores | {"comparison": comparison._asdict()}
 
 
 def table(scores: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import logging
 
-from t2t_jax.evaluation.bleu import MOSES_LANGUAGES, corpus_scores
+from t2t_jax.evaluation.bleu import LANGUAGES, corpus_scores
 from t2t_jax.evaluation.brackets import bracket_scores
 
 
@@ -37,7 +37,7 @@ def _bleu(
     outputs: Sequence[str], references: Sequence[str], target_language: str | None, lowercase: bool
 ) -> dict[str, Any]:
     """The five protocols of bleu.py; sacreBLEU and chrF alone where Moses has no rules for the language."""
-    if target_language is not None and target_language not in MOSES_LANGUAGES:
+    if target_language is not None and target_language not in LANGUAGES:
         missing = "no score of Moses tokens"
         logging.warning("data.target_language=%s: Moses has no rules for it; %s", target_language, missing)
         target_language = None

@@ -9,6 +9,7 @@ from sacremoses import MosesTokenizer
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation import bleu
 from t2t_jax.evaluation.bleu import corpus_scores, moses_tokens, multi_bleu, split_compounds
+from t2t_jax.evaluation.significance import paired_bootstrap
 
 REFERENCES = ["Das Licht ist an .", "Schalte das Licht ein, bitte!", "Gerät"]
 
@@ -226,6 +227,21 @@ def test_without_a_language_there_are_only_the_scores_of_plain_text():
     full = corpus_scores(TRANSLATIONS, GERMAN, "de")
     plain = corpus_scores(TRANSLATIONS, GERMAN)
     assert plain.keys() == {"sacrebleu", "signature", "chrf", "chrf_signature"} and plain.items() <= full.items()
+
+
+CHINESE = ["他们在公园里踢足球。", "一个女人正在街上骑自行车。", "今天天气很好。"]
+
+
+@pytest.mark.parametrize("language, tokenizer", [("zh", "zh"), ("ja", "char"), ("th", "char")])
+def test_languages_without_spaces_are_not_scored_sentence_by_sentence(language, tokenizer):
+    """To 13a each of these sentences is one token, so that any other sentence scores 0."""
+    almost = [sentence.replace("一个", "那个").replace("很好", "不错") for sentence in CHINESE]
+    scores = corpus_scores(almost, CHINESE, language)
+    assert scores.keys() == {"sacrebleu", "signature", "chrf", "chrf_signature"}
+    assert 50 < scores["sacrebleu"] < 100 and f"|tok:{tokenizer}|" in scores["signature"]
+    assert scores["sacrebleu"] == sacrebleu.BLEU(tokenize=tokenizer).corpus_score(almost, [CHINESE]).score
+    compared = paired_bootstrap(almost, CHINESE, CHINESE, tokenizer=bleu.tokenizer(language), resamples=10)
+    assert compared.score == pytest.approx(scores["sacrebleu"]) and compared.baseline == pytest.approx(100)
 
 
 # --- The command -------------------------------------------------------------------------------------------
