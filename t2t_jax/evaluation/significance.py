@@ -32,9 +32,9 @@ def paired_bootstrap(
 ) -> Comparison:
     """Scores both translations on the same resampled test sets, whose sentences are drawn with replacement.
 
-    `tokenizer` is one of sacreBLEU's. The p value is that of sacreBLEU's paired bootstrap: the share of resamples in which |difference| exceeds its mean
-    by at least |score − baseline|. sacreBLEU has "more than"; "at least" gives equal translations p = 1. The test is
-    one-tailed: the interval excludes 0 for p below about 0.025.
+    `tokenizer` is one of sacreBLEU's. The p value is that of its paired bootstrap: the share of resamples in which
+    |difference| exceeds its mean by at least |score − baseline|. sacreBLEU has "more than"; "at least" gives equal
+    translations p = 1. The test is one-tailed: the interval excludes 0 for p below about 0.025.
     """
     statistics = [_statistics(side, references, tokenizer) for side in (hypotheses, baseline)]
     score, other = (_bleu(rows.sum(0)) for rows in statistics)
