@@ -8,7 +8,6 @@ Standard output carries results only. Exit codes: 0 done; 1 a bug in this code; 
 """
 
 import contextlib
-import dataclasses
 import importlib
 import json
 import os
@@ -103,12 +102,10 @@ def backtranslate(args: flags.FlagValues) -> None:
 
 def score(args: flags.FlagValues) -> None:
     _, source, target = (required(args, name) for name in ("workdir", "source", "target"))
-    from t2t_jax.decoding.translator import load, score_files
+    from t2t_jax.decoding.stream import score_run
 
     with run_folders(args) as run:
-        translator = load(run, checkpoint(args.step), dtype=args.dtype or "float32")
-    for score in score_files(translator, source, target):
-        print(json.dumps(dataclasses.asdict(score)))
+        score_run(run, sys.stdout, source=source, target=target, step=checkpoint(args.step), dtype=args.dtype)
 
 
 def average(args: flags.FlagValues) -> None:

@@ -201,9 +201,9 @@ def check_output(field: str, path: str | Path) -> Path:
     return path
 
 
-def check_pairing(paths: Sequence[str], sides: Sequence[Sequence[str]]) -> None:
-    """Refuses two files with these lines if line n of one cannot belong to line n of the other."""
-    source, target = map(len, sides)
+def check_pairing(paths: Sequence[str], counts: Sequence[int]) -> None:
+    """Refuses two files with these numbers of lines if line n of one cannot belong to line n of the other."""
+    source, target = counts
     if source != target:
         raise InputError(f"{paths[0]} has {source} lines, {paths[1]} has {target}; they must pair line by line")
 

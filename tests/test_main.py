@@ -265,8 +265,17 @@ def test_score_prints_one_object_for_each_pair(command, run, tmp_path):
     Path(f"{prefix}.en").write_text("one\n" + "two " * 1024 + "\nthree\n")
     code, output, errors = command("--mode=score", f"--workdir={run}", f"--source={prefix}.en", f"--target={prefix}.de")
     assert (code, output) == (2, "") and "source, line 2: 1,025 subwords, which must be at most 1,024" in errors
-    code, _, errors = command("--mode=score", f"--workdir={run}", f"--source={prefix}.en", "--target=/none")
-    assert code == 2 and "target: no file /none" in errors
+
+
+@pytest.mark.parametrize("mode, of", [("score", "target"), ("evaluate", "reference")])
+def test_texts_are_looked_at_before_the_model_is_read(command, run, tmp_path, mode, of):
+    """A model may take minutes to read, or to download."""
+    (tmp_path / "one").write_text("one\n")
+    (tmp_path / "two").write_text("one\ntwo\n")
+    for name, message in (("none", f"{of}: no file {tmp_path}/none"), ("two", "they must pair line by line")):
+        texts = f"--source={tmp_path}/one", f"--{of}={tmp_path}/{name}"
+        code, output, errors = command(f"--mode={mode}", f"--workdir={run}", *texts)
+        assert (code, output) == (2, "") and message in errors and "checkpoint" not in errors
 
 
 def test_a_step_is_a_number_last_or_averaged_and_printed(command, run):

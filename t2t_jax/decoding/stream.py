@@ -1,4 +1,4 @@
-"""§6.1: translates a stream line by line, in order, with bounded memory."""
+"""§6.1: translates a stream, or scores two files, line by line, in order, with bounded memory."""
 
 import collections
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TextIO
 
 from t2t_jax.decoding.translator import Hypothesis, Translator, check_lists, check_options, load
 from t2t_jax.errors import InputError, choice
-from t2t_jax.files import existing_text, read_lines, unpacked_lines
+from t2t_jax.files import check_pairing, existing_text, read_lines, unpacked_lines
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 
@@ -81,6 +81,28 @@ def translate_stream(
     if repaired:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in repairs.most_common())
         print(f"{repaired:,} of {first_line - 1:,} outputs were not well-formed and repaired: {kinds}", file=sys.stderr)
+
+
+def score_run(
+    workdir: str, output: TextIO, *, source: str, target: str, step: int | str | None, dtype: str | None
+) -> None:
+    """Writes the `Score` of each line of the file `source` with the same line of `target`, one JSON object each.
+
+    The files are read twice, for their numbers of lines first. A progress bar is on standard error.
+    """
+    paths = [(existing_text(field, name), name) for field, name in (("source", source), ("target", target))]
+    read = lambda: [unpacked_lines(path, name) for path, name in paths]
+    counts = [sum(1 for _ in lines) for lines in read()]
+    check_pairing((source, target), counts)
+    translator, first_line = load(workdir, step, dtype=dtype or "float32"), 1
+    with progress_bar(unit=" lines", total=counts[0]) as bar:
+        pairs = zip(*read(), strict=True)
+        while window := list(itertools.islice(pairs, _WINDOW_LINES)):
+            for score in translator.score(window, first_line=first_line):
+                output.write(json.dumps(dataclasses.asdict(score)) + "\n")
+            output.flush()
+            bar.update(len(window))
+            first_line += len(window)
 
 
 def _with_prefixes(lines: Iterable[str], prefixes: Iterable[str] | None) -> Iterator[tuple[str, str]]:

@@ -26,7 +26,6 @@ from t2t_jax.decoding.long_sentences import cut
 from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, search_all
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import InputError, Range, check_number, choice, shown
-from t2t_jax.files import check_pairing, read_text
 from t2t_jax.model.transformer import Transformer
 
 
@@ -196,16 +195,19 @@ class Translator:
                     f"{side}, line {line}: {len(ids):,} subwords, which must be at most {limit:,}; split the line"
                 )
 
-    def score(self, pairs: Sequence[tuple[str, str]]) -> list[Score]:
-        """The log-probability of each pair's target given its source; neither may be beyond `longest_whole`."""
+    def score(self, pairs: Sequence[tuple[str, str]], *, first_line: int = 1) -> list[Score]:
+        """The log-probability of each pair's target given its source; neither may be beyond `longest_whole`.
+
+        Errors count lines from `first_line`.
+        """
         pairs = list(pairs)
         for index, pair in enumerate(pairs):
             if isinstance(pair, str) or len(pair) != 2:
                 raise InputError(f"pairs: pair {index} must be (source, target); got {shown(pair)}")
         sources = self._encode_sources([source for source, _ in pairs])
         targets = self._encode_targets([target for _, target in pairs])
-        self._check_length("source", sources)
-        self._check_length("target", targets)
+        self._check_length("source", sources, first_line)
+        self._check_length("target", targets, first_line)
         scores = [None] * len(pairs)
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
         for indices, width, rows in _batches(lengths, self.mesh):
@@ -355,10 +357,3 @@ def check_lists(**arguments: Iterable[str] | None) -> None:
     for name, value in arguments.items():
         if isinstance(value, str):
             raise InputError(f"{name} must be a list of str; got one str; put it in [ ]")
-
-
-def score_files(translator: Translator, source: str, target: str) -> list[Score]:
-    """The score of each line of a file as the translation of the same line of another."""
-    sides = [read_text(field, path) for field, path in (("source", source), ("target", target))]
-    check_pairing((source, target), sides)
-    return translator.score(list(zip(*sides, strict=True)))

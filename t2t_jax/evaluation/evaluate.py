@@ -14,7 +14,7 @@ from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.decoding.translator import Translator, check_options, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
-from t2t_jax.files import check_output, read_text, sha256, write_json
+from t2t_jax.files import check_output, check_pairing, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
 
@@ -134,12 +134,13 @@ def evaluate_run(
     check_options(**options)
     config = run.config
     dtype = dtype or config.get("evaluate", {}).get("dtype", "float32")  # an imported run has no such section
+    if source is not None:  # read before the model is
+        sides = read_text("source", source), read_text("reference", reference)
+        check_pairing((source, reference), tuple(map(len, sides)))
+        texts, files = {"test": sides}, {path: sha256(Path(path).expanduser()) for path in (source, reference)}
     members = restore_all(workdir, step)
     if source is None:
         texts, files = _test_sets(members[0])
-    else:
-        texts = {"test": (read_text("source", source), read_text("reference", reference))}
-        files = {path: sha256(Path(path).expanduser()) for path in (source, reference)}
     translator, language = translator_of(members, dtype), config["data"]["target_language"]
     found = {
         name: evaluate(translator, *sides, target_language=language, **options).scores for name, sides in texts.items()

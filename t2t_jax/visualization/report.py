@@ -45,7 +45,7 @@ def _read(source: str, target: str | None) -> tuple[list[str], list[str] | None]
     if target is None:
         return sources, None
     targets = read_text("target", target)
-    check_pairing((source, target), (sources, targets))
+    check_pairing((source, target), (len(sources), len(targets)))
     return sources, targets
 
 

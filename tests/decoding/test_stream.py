@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_jax.decoding import stream
-from t2t_jax.decoding.translator import Hypothesis, Translator
+from t2t_jax.decoding.translator import Hypothesis, Score, Translator
 from t2t_jax.errors import InputError
 
 
@@ -53,6 +53,27 @@ def test_json_lines_hold_source_and_hypotheses():
         ],
     }  # fmt: skip
     assert second["source"] == ""
+
+
+def test_scores_are_written_while_later_lines_are_still_to_be_read(tmp_path, monkeypatch):
+    """In windows, so that memory is bounded; errors count the lines of the file."""
+
+    class LengthTranslator(Translator):
+        def __init__(self):
+            pass
+
+        def score(self, pairs, first_line):
+            if ("long", "long") in pairs:
+                raise InputError(f"source, line {first_line + pairs.index(('long', 'long'))}: too long")
+            return [Score(-len(source), [-len(source)], 1) for source, _ in pairs]
+
+    monkeypatch.setattr(stream, "_WINDOW_LINES", 3)
+    monkeypatch.setattr(stream, "load", lambda *arguments, **options: LengthTranslator())
+    (tmp_path / "text").write_text("a\nbb\nccc\ndddd\nlong\n")
+    output, path = io.StringIO(), str(tmp_path / "text")
+    with pytest.raises(InputError, match="line 5"):
+        stream.score_run("run", output, source=path, target=path, step=None, dtype=None)
+    assert [json.loads(line)["log_prob"] for line in output.getvalue().splitlines()] == [-1, -2, -3]
 
 
 def test_empty_input_gives_empty_output():
