@@ -71,14 +71,15 @@ def cache_folder() -> Path:
 
 
 def existing_file(field: str, path: str | Path, wanted: str = "") -> Path:
-    """The path of a file that must exist; the error names `field` and says what is `wanted`."""
+    """The path of a regular file that must exist; the error names `field` and says what is `wanted`."""
     try:
         full = Path(path).expanduser()
         if full.is_file():
             return full
+        problem = "not a regular file:" if full.exists() else "no file"
     except (OSError, RuntimeError) as error:  # a name that is too long; ~user for an unknown user
         raise InputError(f"{field}: {shown(str(path))}: {getattr(error, 'strerror', None) or error}") from None
-    raise InputError(f"{field}: no file {full}{wanted and '; ' + wanted}")
+    raise InputError(f"{field}: {problem} {full}{wanted and '; ' + wanted}")
 
 
 def read_text(field: str, path: str | Path) -> list[str]:

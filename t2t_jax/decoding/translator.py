@@ -101,7 +101,7 @@ class Translator:
         """
         check_lists(sentences=sentences, prefixes=prefixes)
         sentences, prefixes = list(sentences), None if prefixes is None else list(prefixes)
-        check_options(max_extra_length=max_extra_length, **options)
+        check_options(max_extra_length=max_extra_length, constrained=constrained, **options)
         search = SearchOptions(**options)
         if constrained:
             search = dataclasses.replace(search, constraint=self._grammar(search))
@@ -347,8 +347,13 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
 
 def check_options(*, max_extra_length: int = 0, constrained: bool = False, **options: Any) -> None:
     """Refuses options of `Translator.translate` that make no sense for any task."""
-    del constrained
-    SearchOptions(**options)
+    search = SearchOptions(**options)
+    if constrained:
+        for name in ("no_repeat_ngram", "min_length"):
+            if value := getattr(search, name):
+                raise InputError(
+                    f"{name}={value}: may leave no output that is well-formed; leave out constrained or it"
+                )
     check_number("max_extra_length", max_extra_length, Range(0, 4096), is_whole=True)
 
 

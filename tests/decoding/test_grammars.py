@@ -16,7 +16,7 @@ from t2t_jax.data.trees import DEEPEST, NUMBERS, rebuild
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.grammars import tree_grammar
-from t2t_jax.decoding.translator import Translator
+from t2t_jax.decoding.translator import Translator, check_options
 from t2t_jax.errors import InputError
 
 PIECES = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", "▁(B", "▁)B", "▁(ODD")  # (ODD has no closing bracket
@@ -167,6 +167,14 @@ def test_two_constraints_are_refused(translator):
     parser = Translator(translator.ensemble, translator.vocabularies, max_length=256, task=TASKS["parsing"])
     with pytest.raises(InputError, match="constrained: there is another constraint"):
         parser.translate(["a"], constrained=True, constraint=GRAMMAR)
+
+
+@pytest.mark.parametrize("option", ["no_repeat_ngram", "min_length"])
+def test_options_that_forbid_what_the_grammar_demands_are_refused(option):
+    """A tree repeats n-grams, and after its last bracket there is only EOS."""
+    with pytest.raises(InputError, match=f"{option}=3: may leave no output that is well-formed"):
+        check_options(constrained=True, **{option: 3})
+    check_options(constrained=False, **{option: 3})
 
 
 def test_features_of_a_sentence_reach_the_constraint_whatever_its_neighbours(translator):

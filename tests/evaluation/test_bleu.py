@@ -289,7 +289,7 @@ def test_the_command_compares_with_a_baseline(command, tmp_path):
         (("ref.de", "none.de"), "hypothesis: no file none.de"),
         (("ref.de", "ref.de", "--target_language=xx"), "target_language: Moses has no rules for 'xx'"),
         (("empty.de", "empty.de"), "the test set is empty"),
-        (("folder", "ref.de"), "reference: no file folder"),
+        (("folder", "ref.de"), "reference: not a regular file: folder"),
         (("ref.de", "loop"), "hypothesis: no file loop"),
         (("ref.de", "latin.de"), "latin.de, line 2: not valid UTF-8 (byte 0xe4)"),
         (("ref.de", "utf16.de"), "utf16.de, line 1: not valid UTF-8"),
