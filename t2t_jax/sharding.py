@@ -73,7 +73,8 @@ def of_state(shapes: Any, mesh: Mesh, shard_state: bool) -> Any:
         spec: list[str | None] = [None] * len(x.shape)
         names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
         axis = _MODEL_AXES.get(names[-2], {}).get(names[-1]) if len(names) > 1 else None
-        if axis is not None and x.shape[axis] % mesh.shape[MODEL] == 0:
+        # Adafactor keeps sums over one of the axes under the parameter's name.
+        if axis is not None and axis < x.ndim and x.shape[axis] % mesh.shape[MODEL] == 0:
             spec[axis] = MODEL
         if shard_state:
             free = [a for a, n in enumerate(x.shape) if spec[a] is None and n % mesh.shape[DATA] == 0]

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,10 +12,11 @@ import pytest
 
 from t2t_jax.data.corpora import CORPORA
 from t2t_jax.data.task import TASKS, Task
+from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.model.attention import ATTENTIONS
 from t2t_jax.training.loop import train
-from t2t_jax.training.optimizer import SCHEDULES
+from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 from tests import tiny
 from tests.model.test_kv_cache import start_decoding, step
 from tests.runs import tiny_config
@@ -73,8 +75,34 @@ def test_an_attention_variant(monkeypatch):
         np.testing.assert_allclose(step_logits[:, 0], logits[:, t], atol=1e-4)
 
 
+def test_an_attention_variant_that_depends_on_indices_is_refused(tmp_path, monkeypatch):
+    """ALiBi as it is usually written: trained, it would decode another model."""
+
+    def alibi(query, key, value, mask, dropout=lambda weights: weights):
+        distance = jnp.abs(jnp.arange(query.shape[2])[:, None] - jnp.arange(key.shape[3])[None])[None, None]
+        scores = jnp.einsum("bhtk,bhks->bhts", query, key) - 0.5 * distance
+        return jnp.einsum("bhts,bhsv->bhtv", dropout(jax.nn.softmax(jnp.where(mask, scores, -1e9))), value)
+
+    def forgets_the_mask(query, key, value, mask, dropout=lambda weights: weights):
+        return jnp.broadcast_to(value.mean(axis=2, keepdims=True), (*query.shape[:3], value.shape[3]))
+
+    for variant in (alibi, forgets_the_mask):
+        monkeypatch.setitem(ATTENTIONS, "variant", variant)
+        with pytest.raises(InputError, match="model.attention=variant: depends on the indices"):
+            train(tiny_config(tmp_path, model__attention="variant"), str(tmp_path / "run"))
+
+
+def test_an_optimiser(tmp_path, monkeypatch):
+    """Adafactor, whose state has the names of the parameters and other shapes."""
+    adafactor = lambda fields, rate: optax.adafactor(rate, min_dim_size_to_factor=8)
+    monkeypatch.setitem(OPTIMIZERS, "adafactor", adafactor)
+    config = tiny_config(tmp_path, optimizer__name="adafactor", machine__shard_state=True)
+    result = train(config, str(tmp_path / "run"))
+    assert np.isfinite(result["dev"]["perplexity"])
+
+
 def test_every_recipe_touches_at_most_three_files():
     rows = re.findall(r"^\| (a[^|]*) \| (.*) \|$", PAGE, flags=re.M)
-    assert len(rows) == 8
+    assert len(rows) == 9
     for what, touched in rows:
         assert 1 <= len(touched.split(" · ")) <= 3, what

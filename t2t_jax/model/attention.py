@@ -12,6 +12,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -82,8 +83,33 @@ def scaled_dot_product_attention(
     return einsum("bhts,bhsv->bhtv", dropout(weights).astype(value.dtype), value, value.dtype)
 
 
-# How each query combines the values, by the name that `model.attention` gives. A variant has the same arguments.
+# How each query combines the values, by the name that `model.attention` gives. A variant has the same arguments, and
+# must not depend on the indices of the keys: in decoding they are those of slots in the KV cache.
 ATTENTIONS = {"dot_product": scaled_dot_product_attention}
+
+
+def check_variant(name: str) -> None:
+    """Refuses an entry of `ATTENTIONS` that depends on the order of the keys, or on keys that are masked.
+
+    Its model would decode another function than the one that was trained.
+    """
+    batch, heads, queries, keys, dim = 1, 2, 3, 6, 4
+    random = np.random.default_rng(0)
+    query, key, value = (
+        jnp.asarray(random.normal(size=(batch, heads, *shape)), jnp.float32)
+        for shape in ((queries, dim), (dim, keys), (keys, dim))
+    )
+    mask = jnp.arange(keys)[None, None, None] < keys - 1
+    attend = ATTENTIONS[name]
+    expected = attend(query, key, value, mask)
+    order = random.permutation(keys)
+    permuted = attend(query, key[..., order], value[:, :, order], mask[..., order])
+    without_masked = attend(query, key[..., :-1], value[:, :, :-1], mask[..., :-1])
+    if not np.allclose(permuted, expected, atol=1e-4) or not np.allclose(without_masked, expected, atol=1e-4):
+        raise InputError(
+            f"model.attention={name}: depends on the indices of the keys or on masked ones, which in the KV cache "
+            "are others than in training; make it a function of the allowed keys and values alone"
+        )
 
 
 def cudnn_supports(dtype: DTypeLike, head_dim: int) -> bool:

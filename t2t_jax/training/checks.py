@@ -20,6 +20,7 @@ from t2t_jax.decoding.grammars import check_grammar, grammar_of
 from t2t_jax.decoding.translator import check_options
 from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.evaluation.metrics import METRICS
+from t2t_jax.model.attention import check_variant
 from t2t_jax.model.transformer import TransformerConfig
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 
@@ -90,12 +91,14 @@ def check_data(config: ConfigDict) -> None:
 
 
 def check_model(config: ConfigDict) -> None:
-    """Refuses sentences longer than the learned positions, and more parameters than this machine can train."""
+    """Refuses more positions than are learned, unfit attention, and more parameters than this machine can train."""
     if config.model.positions == "learned" and config.data.max_length > config.model.max_positions:
         raise InputError(
             f"data.max_length={config.data.max_length}: the model learns model.max_positions="
             f"{config.model.max_positions} positions; lower the first or raise the second"
         )
+    if config.model.attention != "dot_product":
+        check_variant(config.model.attention)
     sizes = {"vocab_size": config.data.vocab_size, "source_vocab_size": config.data.source_vocab_size or None}
     count = TransformerConfig(**sizes, **config.model).parameter_count
     needed, memory = _BYTES_PER_PARAMETER * count, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
