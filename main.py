@@ -76,6 +76,8 @@ def evaluate(args: flags.FlagValues) -> None:
 
 def translate(args: flags.FlagValues) -> None:
     required(args, "workdir")
+    if sys.stdin is None:
+        raise InputError("standard input is closed; give the sentences there, one a line, as in < FILE")
     from t2t_jax.decoding.sampling import Sampling
     from t2t_jax.decoding.stream import translate_run
 

@@ -41,6 +41,7 @@ from benchmarks.decoding import random_sources
 from benchmarks.measure import System
 from benchmarks.training_systems import TRAIN, JaxStep, Setting, TorchStep, accelerator, start, write_initial
 from experiments import paper
+from t2t_jax.errors import exit_code_of
 from t2t_jax.files import write_json
 
 ROOT = Path(__file__).parents[1]
@@ -292,4 +293,4 @@ PARTS = {"laws": laws, "rates": rates, "steps": steps, "decoding": decode, "quic
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
+from t2t_jax.errors import exit_code_of
 
 WMT14 = {"English-German": 4_508_785, "English-French": 36_000_000}
 TOKENS_PER_BATCH = 25_000
@@ -229,4 +231,4 @@ def padded(count: int, layout: Mapping[str, Any]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code_of(main))

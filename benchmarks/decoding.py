@@ -12,6 +12,7 @@ latency of its first sentences, each translated alone. The other tables are of p
 import argparse
 import functools
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ import numpy as np
 
 from benchmarks import decoding_parsing, measure
 from benchmarks.measure import System
+from t2t_jax.errors import exit_code_of
 from t2t_jax.threads import available_cores
 
 VOCAB, SOURCE, STEPS = 32_000, 32, 64
@@ -287,4 +289,4 @@ def their_model(folder: Path, compute_type: str, workers: int) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code_of(main))

@@ -21,6 +21,7 @@ from benchmarks import fault_damage, fault_trials, measure
 from benchmarks.fault_trials import SURVIVED, WRONG, Outcome
 from benchmarks.tiny_experiment import FAST_COMPILATION
 from experiments.tables import render
+from t2t_jax.errors import exit_code_of
 
 _DISTRIBUTED = "tests/test_processes.py::"
 _RESUME, _RUN = "tests/test_resume.py::", "tests/test_run_folder.py::"
@@ -172,4 +173,4 @@ def _by_row(outcomes: dict[int, Outcome]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))

@@ -10,6 +10,7 @@ are given as a fraction of the paper's ten minutes between saves.
 import argparse
 import functools
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from configs import base_ende, big_ende
 from t2t_jax import sharding
 from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.data.batching import checksum
+from t2t_jax.errors import exit_code_of
 from t2t_jax.files import sha256
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from t2t_jax.training import train_step
@@ -118,4 +120,4 @@ def _seconds(call: Callable[[], Any]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code_of(main))

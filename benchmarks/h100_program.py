@@ -29,6 +29,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks import measure
+from t2t_jax.errors import exit_code_of
 
 PLUGINS = Path(os.environ.get("GPU_AOT", "~/gpu_aot")).expanduser()
 TARGET = Path(__file__).with_name("h100.txtpb")  # what XLA knows of the chip
@@ -413,4 +414,4 @@ def report(name: str, programs: Sequence[str]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code_of(main))

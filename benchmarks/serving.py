@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import measure
+from t2t_jax.errors import exit_code_of
 
 ROOT = Path(__file__).parents[1]
 CLIENTS = (1, 32)
@@ -192,4 +193,4 @@ def write_random_run(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code_of(main))

@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import shutil
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,7 @@ from benchmarks.training_systems import (
     step_operations,
     write_initial,
 )  # fmt: skip
+from t2t_jax.errors import exit_code_of
 
 VOCAB = 32_000
 STEPS = {"cpu": 3, "gpu": 50}  # per measurement, in the first and third table
@@ -241,4 +243,4 @@ def fastest(seconds: dict[str, list[float]], names: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code_of(main))

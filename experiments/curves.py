@@ -279,10 +279,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="a run folder")
     parser.add_argument("--output", default="curves.png", help="a .png or .svg file; default: curves.png")
-    options = parser.parse_args(argv)
-    return exit_code_of(lambda: show(options.runs, options.output))
+    return exit_code_of(lambda: show(**vars(parser.parse_args(argv))))
 
 
 if __name__ == "__main__":

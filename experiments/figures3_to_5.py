@@ -113,8 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workdir", required=True, help="the run")
     parser.add_argument("--step", type=int, help="a checkpoint; default: averaged if there is one, else last")
     parser.add_argument("--output", help="a folder; default: RUN/figures")
-    options = parser.parse_args(argv)
-    return exit_code_of(lambda: draw(options.workdir, options.step, options.output))
+    return exit_code_of(lambda: draw(**vars(parser.parse_args(argv))))
 
 
 if __name__ == "__main__":

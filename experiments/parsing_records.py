@@ -164,9 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("evaluations", nargs="+", metavar="EVALUATION")
     parser.add_argument("folder", help="where the records are written")
-    options = parser.parse_args(argv)
 
     def write() -> None:
+        options = parser.parse_args(argv)
         paths = write_parsing_records(options.folder, [parsing_record_of(path) for path in options.evaluations])
         print("".join(f"{path}\n" for path in paths), end="")
 

@@ -253,9 +253,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("runs", help="--workdir of a run or of a sweep")
     parser.add_argument("folder", help="where the records are written")
-    options = parser.parse_args(argv)
 
     def write() -> None:
+        options = parser.parse_args(argv)
         records = [record_of(options.runs)] if is_run(options.runs) else sweep_records(options.runs)
         paths = write_records(options.folder, records)
         print("".join(f"{path}\n" for path in paths), end="")

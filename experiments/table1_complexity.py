@@ -342,9 +342,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--r", type=int, default=32, help="neighbourhood size of restricted self-attention")
     parser.add_argument("--format", choices=("markdown", "csv"), default="markdown")
     parser.add_argument("--figure", help="plot work and time over n into this .png or .svg file")
-    options = parser.parse_args(argv)
 
     def run() -> None:
+        options = parser.parse_args(argv)
         sizes = check_sizes(Sizes(options.n, options.d, options.k, options.r))
         show(sizes, options.format, options.figure and figure_file("--figure", options.figure))
 

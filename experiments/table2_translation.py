@@ -140,8 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="*", metavar="RUN_OR_RECORD")
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     parser.add_argument("--sustained_tflops", action="append", default=[], metavar="NAME=VALUE")
-    options = parser.parse_args(argv)
-    return exit_code_of(lambda: show(options))
+    return exit_code_of(lambda: show(parser.parse_args(argv)))
 
 
 def show(options: Any) -> None:

@@ -168,8 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--configs", default=str(CONFIGS / "table3"), help="a folder of configs, one per row")
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     parser.add_argument("--figure", help="plot our scores against the paper's into this .png or .svg file")
-    options = parser.parse_args(argv)
-    return exit_code_of(lambda: show(options))
+    return exit_code_of(lambda: show(parser.parse_args(argv)))
 
 
 def show(options: Any) -> None:

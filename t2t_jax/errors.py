@@ -6,6 +6,7 @@ Any other exception is a bug in this code: a traceback and exit code 1.
 import dataclasses
 import difflib
 import errno
+import io
 import math
 import numbers
 import os
@@ -140,7 +141,12 @@ def stop_reason(error: BaseException) -> tuple[str, int] | None:
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:
-    """Runs `command`, which may return an exit code; errors with a `stop_reason` are printed as one line."""
+    """Runs `command`, which may return an exit code; errors with a `stop_reason` are printed as one line.
+
+    Standard output is UTF-8, whatever the locale.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook's is another, and a closed one is None
+        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # paths are printed byte for byte
     try:
         return command() or 0
     except BrokenPipeError:  # the program that reads our output has closed it, as `head` does

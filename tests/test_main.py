@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,33 @@ def test_translate_writes_one_line_for_each_line_in(command, run):
     code, output, errors = command("--mode=translate", f"--workdir={run}", stdin=b"one two\n\nthree\n")
     assert code == 0 and output.count("\n") == 3 and output.split("\n")[1] == ""
     assert "averaged checkpoint 6" in errors
+
+
+def in_locale(encoding, *command, **options):
+    """A Python command where Python takes `encoding` from the locale, run to its end."""
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, **options)
+
+
+@pytest.mark.parametrize("command", ["main.py", "-m experiments.table3_variations", "-m experiments.sweep"])
+def test_help_is_printed_in_every_locale(command):
+    done = in_locale("latin-1", *command.split(), "--help")
+    assert done.returncode == 0, done.stderr
+    assert any(symbol in done.stdout.decode("utf-8") for symbol in "…α→")
+
+
+def test_translations_are_utf8_in_every_locale(run):
+    command = ("main.py", "--mode=translate", f"--workdir={run}", "--output_format=jsonl")
+    found = [in_locale(encoding, *command, input="für „uns“\n".encode()) for encoding in ("utf-8", "latin-1")]
+    assert [done.returncode for done in found] == [0, 0], found
+    assert found[0].stdout == found[1].stdout and "für „uns“" in found[0].stdout.decode("utf-8")
+
+
+def test_closed_standard_input_is_refused_in_one_line(run):
+    command = f"{shlex.quote(sys.executable)} main.py --mode=translate --workdir={shlex.quote(run)} <&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: standard input is closed; give the sentences there, one a line, as in < FILE\n"
 
 
 def test_translate_jsonl_has_every_field(command, run):

@@ -159,8 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="kill a trial that has written no output for this long",
     )
     add("--dry_run", action="store_true", help="print the commands of the trials that are not done, and run nothing")
-    options = parser.parse_args(argv)
-    return exit_code_of(lambda: sweep(options))
+    return exit_code_of(lambda: sweep(parser.parse_args(argv)))
 
 
 if __name__ == "__main__":

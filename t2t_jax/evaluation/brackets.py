@@ -331,9 +331,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--sentences", action="store_true", help="print EVALB's table of sentences before its summary")
     output.add_argument("--json", action="store_true", help="print one JSON object instead of a summary")
-    options = parser.parse_args(argv)
 
     def show() -> None:
+        options = parser.parse_args(argv)
         sentences = score_files(options.gold, options.test, options.gold_tags)
         scores = summary(sentences)
         if options.sentences:

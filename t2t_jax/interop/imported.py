@@ -106,6 +106,5 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 def run_command(parser: argparse.ArgumentParser, command: Callable[..., None], argv: Sequence[str] | None) -> int:
     """Calls `command` with the parsed arguments; mistakes end it with one line and exit code 2, signals with 3."""
-    options = vars(parser.parse_args(argv))
     with signals.handled_by(signals.end_at_once):
-        return exit_code_of(lambda: command(**options))
+        return exit_code_of(lambda: command(**vars(parser.parse_args(argv))))
