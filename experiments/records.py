@@ -1,11 +1,11 @@
 """Records of finished runs: the scores of a run and the conditions they hold under, one small JSON file per run.
 
-    python -m experiments.records RUNS FOLDER
+    python -m experiments.records RUNS FOLDER [--base=ROW]
 
 writes the record of the run RUNS, or those of a sweep's finished trials, RUNS/ROW/seed_N, into FOLDER. The tables are
 rendered from records, so they can be rendered again without the runs. A finished run has `dev.hypotheses.txt` and
-`dev.reference.txt` beside its result.json; with these, each translation trial is compared with the base trial of the
-same seed (paired bootstrap).
+`dev.reference.txt` beside its result.json; with these, each translation trial is compared with the trial of the row
+--base and the same seed (paired bootstrap).
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_names, check_types, is_scalar
 from experiments.scores import SACREBLEU, headline_name
-from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
+from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
@@ -30,6 +30,7 @@ PROVENANCE_FIELDS = ("seed", "steps", "averaged_steps", "parameters", "training_
                      "hardware", "commit", "date", "jax")  # fmt: skip
 _LATER_FIELDS = ("init_from", "training_flops", "training_pairs")  # results of earlier versions lack them
 RESULT_FIELDS = (*PROVENANCE_FIELDS, "dev", "test")
+BASE = "base"  # the row that the others of a sweep are compared with, unless --base names another
 RECORD_FIELDS = ("row", "config", *RESULT_FIELDS)
 CONFIG_FIELDS = ("data.corpus", "data.source_language", "data.target_language", "data.vocab_size",
                  "data.tokens_per_batch", "optimizer.learning_rate_factor", "optimizer.warmup_steps",
@@ -62,7 +63,7 @@ def _check_record(record: Record, where: str) -> Record:
     for split, scores in {"dev": record["dev"], "test": record["test"], **others}.items():
         check_types(scores, _SCORE_TYPES, f"{where}: {split}")
     if "against_base" in record:
-        check_types(record["against_base"], {"p_value": NUMBER}, f"{where}: against_base", ["p_value"])
+        check_types(record["against_base"], {"p_value": NUMBER, "row": TEXT}, f"{where}: against_base", ["p_value"])
     return record
 
 
@@ -150,14 +151,20 @@ def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str,
     return {field: value for field, value in fields.items() if field in expected and value != expected[field]}
 
 
-def sweep_records(workdir: str | Path) -> list[Record]:
-    """The records of a sweep's finished trials; those of translation are compared with the base of the same seed."""
+def sweep_records(workdir: str | Path, base: str | None = None) -> list[Record]:
+    """The records of a sweep's finished trials; those of translation are compared with the base of the same seed.
+
+    `base` is the row of that name unless it is given.
+    """
     folder, records = _existing(workdir, "workdir"), []
-    for run in sorted(result.parent for result in folder.glob("*/seed_*/result.json")):
-        record, base = record_of(run), folder / "base" / run.name
+    runs = sorted(result.parent for result in folder.glob("*/seed_*/result.json"))
+    base = BASE if base is None else choice("--base", base, sorted({run.parent.name for run in runs}))
+    for run in runs:
+        record, of_base = record_of(run), folder / base / run.name
         is_translation = headline_name(record["dev"]) == SACREBLEU
-        if is_translation and record["row"] != "base" and (base / "result.json").is_file():
-            record["against_base"] = significance_against(base, run, record["dev"].get("signature", ""))
+        if is_translation and record["row"] != base and (of_base / "result.json").is_file():
+            signature = record["dev"].get("signature", "")
+            record["against_base"] = {"row": base, **significance_against(of_base, run, signature)}
         records.append(record)
     return records
 
@@ -253,12 +260,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("runs", help="--workdir of a run or of a sweep")
     parser.add_argument("folder", help="where the records are written")
+    parser.add_argument("--base", metavar="ROW", help="the row of a sweep that the others are compared with")
 
     def write() -> None:
         options = parser.parse_args(argv)
-        records = [record_of(options.runs)] if is_run(options.runs) else sweep_records(options.runs)
+        if options.base and is_run(options.runs):
+            raise InputError(f"--base={options.base}: {options.runs} is one run, without rows; give a sweep")
+        records = [record_of(options.runs)] if is_run(options.runs) else sweep_records(options.runs, options.base)
         paths = write_records(options.folder, records)
         print("".join(f"{path}\n" for path in paths), end="")
+        if len(records) > 1 and (options.base or BASE) not in [record["row"] for record in records]:
+            print(f"no trial of a row {BASE}, so none is compared with it; --base=ROW names another", file=sys.stderr)
 
     return exit_code_of(write)
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from experiments import paper
-from experiments.records import Record, changes, fields_of, need_scores, where_of
+from experiments.records import BASE, Record, changes, fields_of, need_scores, where_of
 from experiments.scores import SACREBLEU, headline
-from experiments.sweep.plan import parse_config, row_files
-from t2t_jax.errors import InputError
+from experiments.sweep.plan import CONFIGS, parse_config, row_files
+from t2t_jax.errors import InputError, choice
 
 # Columns: settings by the paper's names, and what is measured.
 SETTINGS = {"num_layers": "model.num_layers", "d_model": "model.d_model", "d_ff": "model.d_ff",
@@ -28,7 +28,7 @@ class Row:
 
     name: str
     printed: dict[str, Any]  # empty where the paper has no such row
-    records: list[Record]  # one per seed
+    records: list[Record]  # one per seed; `against_base` only where the base is that of the table
     settings: dict[str, Any]  # ours, of the columns that the paper fills in this row and of those that differ from base
     other_changes: dict[str, Any]  # config fields without a column that neither base nor the row's config explains
 
@@ -55,10 +55,16 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """All rows, and the name of the headline score that they have in common."""
+    """All rows, the name of the headline score that they have in common, and that of the row they are compared with."""
 
     rows: list[Row]
     headline: str
+    base: str
+
+    @property
+    def has_base(self) -> bool:
+        """Whether there are records of the base, or no records at all."""
+        return not self.trained or self.base in [row.name for row in self.trained]
 
     @property
     def trained(self) -> list[Row]:
@@ -75,22 +81,34 @@ class Table:
         return self.headline == SACREBLEU
 
 
-def make_table(records: Sequence[Record], configs: str) -> Table:
+def make_table(records: Sequence[Record], configs: str, base: str | None = None) -> Table:
     """The rows of a folder of configs and of the records: the paper's in its order, then the folder's others, by name.
 
-    The paper's cells are shown for rows of its names, unless our headline is another score than BLEU: the runs are then
-    of another task.
+    The paper's cells are shown for rows whose config is that of configs/table3, unless our headline is another score
+    than BLEU: the runs are then of another task. `base` is the row that the others are compared with, by default the
+    one of that name.
     """
     name = check(records)
-    printed = paper.TABLE_3 if name == SACREBLEU else {}
     files = row_files(configs)
     by_row: dict[str, list[Record]] = {}
     for record in records:
         by_row.setdefault(record["row"], []).append(record)
     names = [row for row in paper.TABLE_3 if row in files or row in by_row]
     names += [row for row in [*files, *by_row] if row not in paper.TABLE_3]
-    rows = [_row(row, printed.get(row, {}), by_row, files) for row in dict.fromkeys(names)]
-    return Table(rows, name)
+    base = BASE if base is None else choice("--base", base, dict.fromkeys(names))
+    rows = []
+    for row in dict.fromkeys(names):
+        printed = paper.TABLE_3[row] if name == SACREBLEU and _is_of_paper(row, files) else {}
+        rows.append(_row(row, printed, by_row, files, base))
+    return Table(rows, name, base)
+
+
+def _is_of_paper(row: str, files: dict[str, Path]) -> bool:
+    """Whether a row's config file describes the experiment of that row in configs/table3."""
+    if row not in paper.TABLE_3 or row not in files:
+        return False
+    original = CONFIGS / f"table3/{row}.py"
+    return files[row].samefile(original) or _read_config(files[row]) == _read_config(original)
 
 
 def check(records: Sequence[Record]) -> str:
@@ -127,29 +145,48 @@ def _check_scores(record: Record) -> None:
     need_scores(record, "dev", ("perplexity", *(("signature", "sentences") if is_translation else ())))
 
 
-def _row(name: str, printed: dict[str, Any], by_row: dict[str, list[Record]], files: dict[str, Path]) -> Row:
+def _row(name: str, printed: dict[str, Any], by_row: dict[str, list[Record]], files: dict[str, Path], base: str) -> Row:
     """Without records, only a row that the paper does not have shows our settings: those of its config."""
-    records = by_row.get(name, [])
+    records = [_compared_with(base, record) for record in by_row.get(name, [])]
     if printed and not records:
         return Row(name, printed, [], {}, {})
-    of_file, base_file = (_read_config(files[row]) if row in files else {} for row in (name, "base"))
+    of_file, base_file = (_read_config(files[row]) if row in files else {} for row in (name, base))
     if records:
-        config, base = _trained_config(records), _trained_config(by_row.get("base", []))
+        config, of_base = _trained_config(records), _trained_config(by_row.get(base, []))
+        expected = of_base or _disagreements([_trained_config(found) for found in by_row.values()])
     else:
-        config, base = of_file, base_file
+        config, of_base = of_file, base_file
+        expected = of_base or _disagreements([_read_config(file) for file in files.values()])
     settings = {
         column: config[field]
         for column, field in SETTINGS.items()
-        if column in printed or name == "base" or config[field] != base.get(field)
+        if column in printed or name == base or config[field] != of_base.get(field)
     }
     ablation = changes(of_file, base_file) if printed else {}
-    departures = changes(config, of_file if name == "base" else base)
+    departures = changes(config, of_file if name == base else expected)
     other_changes = {
         field: value
         for field, value in departures.items()
         if field not in SETTINGS.values() and (field, value) not in ablation.items()
     }
     return Row(name, printed, records, settings, other_changes)
+
+
+def _compared_with(base: str, record: Record) -> Record:
+    """The record, without its comparison if that is with another row than `base`."""
+    if record.get("against_base", {}).get("row", BASE) == base:
+        return record
+    return {name: value for name, value in record.items() if name != "against_base"}
+
+
+def _disagreements(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What to compare rows without a base with: {field: a value that no row has}, of fields with several values."""
+    first, *others = configs
+    differ = lambda field: any(field in other and other[field] != first[field] for other in others)
+    return {field: _NOT_A_VALUE for field in first if differ(field)}
+
+
+_NOT_A_VALUE = object()
 
 
 def _trained_config(records: list[Record]) -> dict[str, Any]:
@@ -170,7 +207,7 @@ def correlation(table: Table, column: str) -> str:
     """Spearman's correlation of our column with the paper's, and the rows that it is computed from."""
     rows = table.comparable
     value = spearman([row.printed[column] for row in rows], [row.mean_and_deviation(column)[0] for row in rows])
-    count = f"{len(rows)} rows"
+    count = f"{len(rows)} row{'s' * (len(rows) != 1)}"
     if len(rows) < len(table.trained):
         count = f"{len(rows)} of {len(table.trained)} rows: those that the paper has"
     return f"{'undefined' if value is None else f'{value:.2f}'} ({count})"

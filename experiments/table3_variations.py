@@ -1,11 +1,12 @@
 """Table 3: variations on the base model, the paper's numbers beside ours.
 
     python -m experiments.table3_variations [--records=FOLDER | --workdir=SWEEP] [--configs=configs/table3]
-        [--format=markdown|latex|csv] [--figure=FILE.png|FILE.svg]
+        [--base=ROW] [--format=markdown|latex|csv] [--figure=FILE.png|FILE.svg]
 
 FOLDER holds records; SWEEP holds runs, ROW/seed_N. The rows are the configs of the folder --configs and the rows of the
-records. A row that the paper has shows the paper's cells, and ours where there are records; other rows show only ours.
-An empty setting is that of base. In Markdown and LaTeX, "a → b" is the paper's value and ours; CSV has two columns.
+records. A row with a config of configs/table3 shows the paper's cells, and ours where there are records; other rows
+show only ours. An empty setting is that of the row --base, which is "base" by default; settings that have no column
+are in the column "other". In Markdown and LaTeX, "a → b" is the paper's value and ours; CSV has two columns.
 
 Our BLEU is sacreBLEU of the dev set; the paper's is tokenised, with compounds split, and perplexity depends on the
 vocabulary. So compare each row with the base of its own column, and the two columns by how they rank the rows. Where
@@ -39,7 +40,7 @@ def for_people(table: Table) -> tuple[list[str], list[list[str]]]:
     headline = "sacreBLEU" if table.is_translation else table.headline
     for column, heading in MEASURED.items():
         header += [heading, f"ours, {headline}" if column == "bleu" else "ours"]
-    return [*header, "seeds", "p"], [_for_people(row, table) for row in table.rows]
+    return _with_other_settings([*header, "seeds", "p"], [_for_people(row, table) for row in table.rows], table)
 
 
 def _for_people(row: Row, table: Table) -> list[str]:
@@ -65,7 +66,19 @@ def for_csv(table: Table) -> tuple[list[str], list[list[str]]]:
     for column, heading in MEASURED.items():
         ours = heading if column != "bleu" or table.is_translation else f"{table.headline} (dev)"
         header += [heading, f"{ours} ours", *([f"{ours} ours deviation"] if column in SCORES else [])]
-    return [*header, "seeds", "p"], [_for_csv(row) for row in table.rows]
+    return _with_other_settings([*header, "seeds", "p"], [_for_csv(row) for row in table.rows], table)
+
+
+def _with_other_settings(header: list[str], rows: list[list[str]], table: Table) -> tuple[list[str], list[list[str]]]:
+    """Header and rows with the column of the settings that have none of their own, if a row but base has some."""
+    found = ["" if row.name == table.base else _other_settings(row) for row in table.rows]
+    if not any(found):
+        return header, rows
+    return [*header, "other"], [[*row, cell] for row, cell in zip(rows, found, strict=True)]
+
+
+def _other_settings(row: Row) -> str:
+    return ", ".join(f"{field}={value}" for field, value in row.other_changes.items())
 
 
 def _for_csv(row: Row) -> list[str]:
@@ -97,14 +110,25 @@ def notes(table: Table) -> list[str]:
     conditions = [*_shortened(table.comparable), *sorted({_conditions(record) for record in records})]
     if not records:
         numbers = "the paper's numbers" if any(row.printed for row in table.rows) else "the settings"
-        return [f"No records: {numbers} alone.", *_other_changes(table)]
-    return [*_comparison(table), *_statistics(table), *_correlations(table), *_other_changes(table), *conditions]
+        return [f"No records: {numbers} alone.", *_of_all_rows(table)]
+    return [
+        *_comparison(table), *_missing_base(table), *_statistics(table), *_correlations(table), *_of_all_rows(table),
+        *conditions,
+    ]  # fmt: skip
 
 
 def _comparison(table: Table) -> list[str]:
     if not table.is_translation:
         return [f"Headline: {table.headline}. The paper's numbers are of translation, so none is shown."]
+    if not table.comparable:
+        return []
     return ["The paper's BLEU: its own tokens, compounds split. Perplexity: a subword of each one's own vocabulary."]
+
+
+def _missing_base(table: Table) -> list[str]:
+    if table.has_base:
+        return []
+    return [f"No records of a row {table.base}, so no differences from it and no p; --base=ROW names another row."]
 
 
 def _statistics(table: Table) -> list[str]:
@@ -112,12 +136,14 @@ def _statistics(table: Table) -> list[str]:
     if any(len(row.records) > 1 for row in table.trained):
         found.append("± is the standard deviation over the seeds.")
     if any(row.p_value is not None for row in table.trained):
-        found.append("p: paired bootstrap of sacreBLEU against the base of the same seed, the largest over the seeds.")
+        found.append(
+            f"p: paired bootstrap of sacreBLEU against the {table.base} of the same seed, the largest over the seeds."
+        )
     return found
 
 
 def _correlations(table: Table) -> list[str]:
-    if not table.is_translation:
+    if not table.comparable:
         return []
     return [
         f"Spearman's rank correlation with the paper, {MEASURED[column]}: {correlation(table, column)}"
@@ -125,14 +151,9 @@ def _correlations(table: Table) -> list[str]:
     ]
 
 
-def _other_changes(table: Table) -> list[str]:
-    """What no column shows: how base departs from its config, which holds for all rows, and a row from its ablation."""
-    return [
-        f"{'All rows' if row.name == 'base' else row.name}: "
-        f"{', '.join(f'{field}={value}' for field, value in row.other_changes.items())}."
-        for row in table.rows
-        if row.other_changes
-    ]
+def _of_all_rows(table: Table) -> list[str]:
+    """How base departs from its config in settings without a column, which holds for all rows."""
+    return [f"All rows: {_other_settings(row)}." for row in table.rows if row.name == table.base and row.other_changes]
 
 
 def _shortened(rows: Sequence[Row]) -> list[str]:
@@ -166,6 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ours.add_argument("--records", help="a folder of records")
     ours.add_argument("--workdir", help="the --workdir of a sweep")
     parser.add_argument("--configs", default=str(CONFIGS / "table3"), help="a folder of configs, one per row")
+    parser.add_argument("--base", metavar="ROW", help="the row that the others are compared with; default: base")
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     parser.add_argument("--figure", help="plot our scores against the paper's into this .png or .svg file")
     return exit_code_of(lambda: show(parser.parse_args(argv)))
@@ -176,8 +198,8 @@ def show(options: Any) -> None:
     if options.figure:
         figure_file("--figure", options.figure)
     records = read_records(options.records) if options.records else []
-    records = sweep_records(options.workdir) if options.workdir else records
-    table = make_table(records, options.configs)
+    records = sweep_records(options.workdir, options.base) if options.workdir else records
+    table = make_table(records, options.configs, options.base)
     header, rows = for_csv(table) if options.format == "csv" else for_people(table)
     print(render(header, rows, options.format))
     print_notes(notes(table), options.format)

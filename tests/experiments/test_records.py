@@ -91,9 +91,24 @@ def test_finished_trials_of_a_sweep_are_compared_with_the_base_of_the_same_seed(
     found = {(r["row"], r["seed"]): r for r in sweep_records(tmp_path)}
     assert list(found) == [("a_h1", 0), ("a_h1", 1), ("a_h1", 2), ("base", 0), ("base", 1)]
     assert [key for key, r in found.items() if "against_base" in r] == [("a_h1", 0), ("a_h1", 1)]
-    assert found["a_h1", 0]["against_base"] == compared(REFERENCES, WORSE)
-    assert found["a_h1", 1]["against_base"] == compared(REFERENCES, half)
+    assert found["a_h1", 0]["against_base"] == {"row": "base", **compared(REFERENCES, WORSE)}
+    assert found["a_h1", 1]["against_base"] == {"row": "base", **compared(REFERENCES, half)}
     assert found["a_h1", 0]["against_base"]["p_value"] < 0.05
+
+
+def test_trials_are_compared_with_the_row_that_is_named(tmp_path, capsys):
+    run_folder(tmp_path / "sweep/plain/seed_0", None, WORSE, REFERENCES)
+    run_folder(tmp_path / "sweep/a_h1/seed_0", None, REFERENCES, REFERENCES)
+    compared_with_plain, plain = sweep_records(tmp_path / "sweep", "plain")
+    assert compared_with_plain["against_base"] == {"row": "plain", **compared(REFERENCES, WORSE)}
+    assert "against_base" not in plain
+    command = [str(tmp_path / "sweep"), str(tmp_path / "records")]
+    assert main([*command, "--base=plain"]) == 0 and capsys.readouterr().err == ""
+    assert read_records(tmp_path / "records") == [compared_with_plain, plain]
+    assert main(command) == 0 and "no trial of a row base" in capsys.readouterr().err
+    assert main([*command, "--base=plane"]) == 2 and "did you mean 'plain'?" in capsys.readouterr().err
+    one_run = [str(tmp_path / "sweep/plain/seed_0"), str(tmp_path / "records")]
+    assert main([*one_run, "--base=plain"]) == 2 and "is one run" in capsys.readouterr().err
 
 
 def test_trials_of_other_tasks_are_not_compared_by_bleu(tmp_path):

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from experiments import paper
 from experiments.records import write_records
-from experiments.sweep.plan import CONFIGS
+from experiments.sweep.plan import CONFIGS, parse_config
 from experiments.table3_figure import scatter
 from experiments.table3_rows import make_table, spearman
 from experiments.table3_variations import main
@@ -147,7 +147,7 @@ def test_the_correlation_is_computed_from_the_rows_with_records(tmp_path, capsys
     assert "PPL (dev): 1.00 (4 rows)" in notes
     assert "BLEU (dev): 0.40 (4 rows)" in notes  # ranks 3, 2, 1, 4 and 2, 1, 3, 4: 1 − 6·(1 + 1 + 4 + 0)/60
     _, notes = table(capsys, records(tmp_path / "one", trained("base")))
-    assert "PPL (dev): undefined (1 rows)" in notes
+    assert "PPL (dev): undefined (1 row)" in notes
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -252,35 +252,86 @@ def test_rows_of_a_folder_show_their_settings_and_only_rows_of_the_paper_its_num
     assert list(rows) == ["base", "c_n2", "f_short", "f_window"]
     assert rows["c_n2"]["PPL (dev)"] == "6.11" and rows["f_short"]["PPL (dev)"] == ""
     assert (rows["f_short"]["steps"], rows["f_short"]["steps ours"], rows["f_short"]["N ours"]) == ("", "5000", "")
-    assert not any(cell for column, cell in rows["f_window"].items() if column not in ("row", "seeds"))
-    assert "f_window: model.attention_window=8." in notes and "f_short:" not in notes and "c_n2:" not in notes
+    assert not any(cell for column, cell in rows["f_window"].items() if column not in ("row", "seeds", "other"))
+    assert {row: cells["other"] for row, cells in rows.items() if cells["other"]} == {
+        "f_window": "model.attention_window=8"
+    }
+    assert "No records" in notes
 
 
-def test_notes_say_what_no_column_shows_of_all_rows_and_of_rows_that_are_more_than_an_ablation(tmp_path, capsys):
+def test_settings_without_a_column_are_shown_of_all_rows_and_of_rows_that_are_more_than_an_ablation(tmp_path, capsys):
     made = [trained("base"), trained("c_n2"), trained("e_learned_positions"), trained("d_ls00")]
     for row in made:
         row["config"] |= {"optimizer.warmup_steps": 400}
     made[3]["config"] |= {"train.dtype": "bfloat16", "data.tokens_per_batch": 64}
-    _, notes = table(capsys, records(tmp_path, *made))
+    rows, notes = table(capsys, records(tmp_path, *made))
     assert "All rows: optimizer.warmup_steps=400." in notes.splitlines()
-    assert "d_ls00: data.tokens_per_batch=64, train.dtype=bfloat16." in notes.splitlines()
-    assert "c_n2:" not in notes and "e_learned_positions:" not in notes
+    assert {row: cells["other"] for row, cells in rows.items() if cells["other"]} == {
+        "d_ls00": "data.tokens_per_batch=64, train.dtype=bfloat16"
+    }
 
 
 def test_records_of_rows_that_the_paper_does_not_have_are_rows_of_their_own(tmp_path, ablations, capsys):
     made = [trained("base", 5.0, 22.0), own_row("f_window", **{"model.attention_window": 8}),
             own_row("g_deep", **{"model.num_layers": 12})]  # fmt: skip
     folder = records(tmp_path, *made)
-    rows, notes = table(capsys, folder)
+    rows, _ = table(capsys, folder)
     assert list(rows) == [*paper.TABLE_3, "f_window", "g_deep"]
     assert (rows["g_deep"]["N ours"], rows["g_deep"]["PPL (dev)"], rows["g_deep"]["PPL (dev) ours"]) == (
         "12", "", "6.5000"
     )  # fmt: skip
-    assert "f_window: model.attention_window=8." in notes
+    assert rows["f_window"]["other"] == "model.attention_window=8" and rows["g_deep"]["other"] == ""
     rows, _ = table(capsys, folder, ablations)
     assert list(rows) == ["base", "c_n2", "f_short", "f_window", "g_deep"]
     assert main([folder]) == 0
-    assert "| g_deep | 12 |  |  |  |  |  |  |  |  |  | 6.50 |  | 20.00 |  | 63.0 | 1 |  |" in capsys.readouterr().out
+    assert "| g_deep | 12 |  |  |  |  |  |  |  |  |  | 6.50 |  | 20.00 |  | 63.0 | 1 |  |  |" in capsys.readouterr().out
+
+
+@pytest.fixture
+def own_sweep(tmp_path):
+    """A folder of configs of another experiment, with rows named as the paper's, and the records of its runs."""
+    folder, made = tmp_path / "own", []
+    folder.mkdir()
+    changes = {"base": "", "c_n2": "config.model.num_layers = 1",
+               "lion": "config.optimizer.name, config.model.attention = 'lion', 'sigmoid'"}  # fmt: skip
+    for row, change in changes.items():
+        path = folder / f"{row}.py"
+        path.write_text(ABLATION.format(change=f"config.model.d_model = 32\n    {change}"))
+        made.append(record(row, parse_config(path), steps=100_000))
+        made[-1]["against_base"] = {"row": "lion", "p_value": 0.125}
+    del made[-1]["against_base"]
+    return f"--configs={folder}", records(tmp_path, *made)
+
+
+def test_rows_of_another_experiment_show_no_number_of_the_paper_whatever_their_names(own_sweep, capsys):
+    rows, notes = table(capsys, *own_sweep)
+    assert list(rows) == ["base", "c_n2", "lion"]
+    assert not any(rows[row][column] for row in rows for column in PRINTED)
+    assert rows["c_n2"]["N ours"] == "1" and rows["lion"]["other"] == "model.attention=sigmoid, optimizer.name=lion"
+    assert "Spearman" not in notes and "paper" not in notes and "Shortened" not in notes
+    assert main([*own_sweep, "--figure=figure.svg"]) == 2
+    assert "--figure needs a record of one of the paper's rows" in capsys.readouterr().err
+
+
+def test_the_row_that_the_others_are_compared_with_may_have_any_name(own_sweep, capsys):
+    rows, notes = table(capsys, *own_sweep, "--base=lion")
+    assert (rows["lion"]["N ours"], rows["base"]["N ours"], rows["c_n2"]["N ours"]) == ("6", "", "1")
+    assert [rows[row]["p"] for row in ("base", "c_n2", "lion")] == ["0.1250", "0.1250", ""]
+    assert rows["base"]["other"] == "model.attention=dot_product, optimizer.name=adam" and rows["lion"]["other"] == ""
+    assert "against the lion of the same seed" in notes
+    rows, notes = table(capsys, *own_sweep)
+    assert not any(rows[row]["p"] for row in rows) and "bootstrap" not in notes  # those p are against another row
+    assert main([*own_sweep, "--base=loin"]) == 2
+    assert "--base: unknown value 'loin'; did you mean 'lion'?" in capsys.readouterr().err
+
+
+def test_without_a_base_a_line_says_so_and_the_rows_show_in_what_they_differ(own_sweep, tmp_path, capsys):
+    (tmp_path / "records/base_seed_0.json").unlink()
+    rows, notes = table(capsys, *own_sweep)
+    assert "No records of a row base, so no differences from it and no p; --base=ROW names another row." in notes
+    assert rows["c_n2"]["other"] == "model.attention=dot_product, optimizer.name=adam"
+    assert rows["lion"]["other"] == "model.attention=sigmoid, optimizer.name=lion"
+    assert rows["lion"]["d_model ours"] == rows["c_n2"]["d_model ours"] == "32"
 
 
 def test_the_correlation_and_the_figure_leave_out_rows_that_the_paper_does_not_have(tmp_path, capsys):
