@@ -250,20 +250,20 @@ def _write(
     task, folder = TASKS[settings.task], work / _VOCABULARIES
     vocabularies = _open_finished(folder) or _write_vocabularies(folder, corpus, settings, task)
     held_out = _held_out(corpus)
-    if write_by_jobs:
-        write_by_jobs(work)
-    shards = write_shards(_training_texts(corpus, settings), _encoding(corpus, settings, work, held_out), work)
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()
     vocabularies.write(store)
+    counts = {  # before the corpus is encoded, which takes long: a dev or test line may be refused
+        split: _write_held_out(pairs, vocabularies, task, settings, store / split) for split, pairs in held_out.items()
+    }
+    if write_by_jobs:
+        write_by_jobs(work)
+    shards = write_shards(_training_texts(corpus, settings), _encoding(corpus, settings, work, held_out), work)
     dtype = np.dtype("<u2" if max(map(len, vocabularies)) <= 1 << 16 else "<u4")
     report = join_shards(shards, vocabularies, dtype, store)
     if not report.kept:
         raise InputError(f"data.train: no pair is left to train on ({report}); raise data.max_length")
-    counts = {
-        split: _write_held_out(pairs, vocabularies, task, settings, store / split) for split, pairs in held_out.items()
-    }
     manifest = {
         "languages": corpus.languages,
         "corpus": corpus.checksums,

@@ -213,12 +213,14 @@ def test_a_missing_ready_vocabulary_is_refused_although_a_store_with_a_trained_o
         open_store(data)
 
 
-def test_a_held_out_line_that_cannot_be_scored_is_refused_before_training(tmp_path):
+def test_a_held_out_line_that_cannot_be_scored_is_refused_before_the_corpus_is_encoded(tmp_path, monkeypatch):
     prefixes = toy_corpus.write_splits(tmp_path)
     toy_corpus.write(tmp_path / "dev", [("one", "eins"), ("two " * 1024, "zwei")])
     corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
-    with pytest.raises(InputError, match="data.dev, line 2: 1,025 subwords, which must be at most 1,024"):
-        prepare(corpus, SETTINGS, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "write_shards", lambda *_: pytest.fail("the corpus was encoded"))
+        with pytest.raises(InputError, match="data.dev, line 2: 1,025 subwords, which must be at most 1,024"):
+            prepare(corpus, SETTINGS, tmp_path, lambda work: pytest.fail("jobs were submitted"))
     store = prepare(corpus, dataclasses.replace(SETTINGS, heldout_max_length=1024), tmp_path)
     assert store.held_out_counts["dev"] == {"read": 2, "kept": 1, "unknown": 0}
 
