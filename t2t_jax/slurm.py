@@ -17,6 +17,10 @@ _MAX_REQUEUES = 1000  # what takes longer than the time limit of a job is requeu
 _DEFAULT_JOBS = 8
 
 
+class JobsRefused(InputError):
+    """Slurm refuses jobs: of a mistake in their resources, or because a queue is full. Work done so far is kept."""
+
+
 def parse_options(text: str) -> dict[str, str]:
     """The value of --slurm, NAME=VALUE,NAME=VALUE: parameters of submitit's SlurmExecutor."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
@@ -40,6 +44,20 @@ def new_executor(folder: Path, options: Mapping[str, str], job_name: str) -> Any
     except (RuntimeError, ValueError) as error:
         raise InputError(f"--slurm: {' '.join(str(error).split())}") from None
     return executor
+
+
+def check_array(options: Mapping[str, str]) -> None:
+    """Refuses mistakes in the options of `run_array` that can be found without Slurm; call it before long work."""
+    _count(options)
+    new_executor(Path(), options, "check")
+
+
+def _count(options: Mapping[str, str]) -> int:
+    """The number of jobs in an array."""
+    given = options.get("array_parallelism", str(_DEFAULT_JOBS))
+    if not re.fullmatch("[1-9][0-9]{0,3}", given):
+        raise InputError(f"--slurm: array_parallelism={given}: must be the number of jobs, from 1 to 9999")
+    return int(given)
 
 
 def job_states() -> dict[str, str]:
@@ -75,15 +93,12 @@ def run_array(work: Callable[[int, int], None], folder: Path, options: Mapping[s
 
     The option `array_parallelism` is the count. Whatever ends the wait cancels the jobs that are left.
     """
-    given = options.get("array_parallelism", str(_DEFAULT_JOBS))
-    if not re.fullmatch("[1-9][0-9]{0,3}", given):
-        raise InputError(f"--slurm: array_parallelism={given}: must be the number of jobs, from 1 to 9999")
-    count = int(given)
+    count = _count(options)
     executor = new_executor(folder, options, job_name)
     try:
         jobs = executor.submit_array([_Share(work, index, count) for index in range(count)])
     except submission_error() as error:
-        raise InputError(f"--slurm: {' '.join(str(error).split())}") from None
+        raise JobsRefused(f"--slurm: {on_one_line(error)}") from None
     array = jobs[0].job_id.partition("_")[0]
     print(f"job {array} of Slurm, {count} tasks; their logs are in {folder}", file=sys.stderr)
     with signals.cleanup(lambda: subprocess.run(["scancel", array], capture_output=True)):

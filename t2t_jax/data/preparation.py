@@ -121,8 +121,12 @@ def open_store(data: Mapping[str, Any], on_slurm: Mapping[str, str] | None = Non
     With `on_slurm`, the resources of a job, jobs of Slurm write the shards (slurm.py).
     """
     settings = StoreSettings.of(data)  # checked before anything is downloaded
-    if on_slurm is not None and is_url(data["directory"]):
-        raise InputError(f"data.directory={data['directory']}: --launcher=slurm needs a folder that its nodes share")
+    if on_slurm is not None:
+        if is_url(data["directory"]):
+            raise InputError(
+                f"data.directory={data['directory']}: --launcher=slurm needs a folder that its nodes share"
+            )
+        slurm.check_array(on_slurm)
     corpus, directory = _corpus_of(data), local_directory(data["directory"])
 
     def write_by_jobs(work: Path) -> None:
@@ -169,6 +173,8 @@ def prepare(
                 if not final.exists():
                     _write(corpus, settings, work, final, write_by_jobs)
                 shutil.rmtree(work)
+            except slurm.JobsRefused:  # they may be given others, or submitted later
+                raise
             except InputError:  # resuming would only raise it again
                 shutil.rmtree(work)
                 raise

@@ -1,0 +1,43 @@
+"""--launcher=slurm where Slurm refuses the jobs: found before long work, or without the loss of it. Needs no Slurm."""
+
+import pytest
+
+from t2t_jax.data import preparation
+from t2t_jax.data.preparation import open_store
+from t2t_jax.errors import InputError
+from tests.runs import tiny_config
+
+pytest.importorskip("submitit")
+
+
+@pytest.fixture(autouse=True)
+def slurm_with_full_queue(tmp_path, monkeypatch):
+    """Commands of a Slurm that refuses every job."""
+    for name in ("srun", "sbatch"):
+        command = tmp_path / "bin" / name
+        command.parent.mkdir(exist_ok=True)
+        command.write_text("#!/bin/sh\necho 'sbatch: error: QOSMaxSubmitJobPerUserLimit' >&2\nexit 1\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "needs the time limit"),
+        ({"time": "60", "array_parallelism": "0"}, "array_parallelism=0: must be the number of jobs"),
+        ({"time": "60", "partitoin": "main"}, "--slurm: .*partitoin"),
+    ],
+)
+def test_mistakes_in_the_resources_are_found_before_the_corpus_is_read(tmp_path, monkeypatch, options, message):
+    monkeypatch.setattr(preparation, "read_corpus", lambda *_: pytest.fail("the corpus was read"))
+    with pytest.raises(InputError, match=message):
+        open_store(tiny_config(tmp_path).data.to_dict(), options)
+
+
+def test_the_vocabulary_outlives_refused_jobs(tmp_path, monkeypatch):
+    data = tiny_config(tmp_path).data.to_dict()
+    with pytest.raises(InputError, match="^--slurm: .*QOSMaxSubmitJobPerUserLimit"):
+        open_store(data, {"time": "60"})
+    monkeypatch.setattr(preparation, "train_vocabulary", lambda *_, **__: pytest.fail("the vocabulary was trained"))
+    assert open_store(data).report.kept == 300
