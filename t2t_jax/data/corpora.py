@@ -20,7 +20,7 @@ from typing import NamedTuple
 from t2t_jax.data import multi30k, tfds_corpora, wmt14
 from t2t_jax.data.parallel_text import ParallelText, parallel_text
 from t2t_jax.errors import DamagedError, InputError, choice
-from t2t_jax.files import sha256
+from t2t_jax.files import folder_lock, sha256
 
 SPLITS = ("train", "dev", "test")
 
@@ -206,9 +206,9 @@ def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directo
 def _fetch_wheel(directory: Path) -> Path:
     """The wheel, downloaded once and checked by its hash on every use. It is read as an archive, never installed."""
     wheel = directory / "downloads" / _WHEEL
-    if not wheel.exists():
-        wheel.parent.mkdir(parents=True, exist_ok=True)
-        _pip_download("homeassistant==2026.11.0", wheel.parent)
+    with folder_lock(wheel.parent):  # held also to look for it: pip does not write it atomically
+        if not wheel.exists():
+            _pip_download("homeassistant==2026.11.0", wheel.parent)
     if (found := sha256(wheel)) != _WHEEL_SHA256:
         raise DamagedError(f"{wheel}: sha256 is {found}, expected {_WHEEL_SHA256}; delete the file and run again")
     return wheel

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.files import sha256
+from t2t_jax.files import folder_lock, sha256
 from t2t_jax.progress_bar import progress_bar
 
 
@@ -24,15 +24,25 @@ def download_folders(downloads: Path, archives: str) -> list[Path]:
 
 
 def downloaded(url: str, size: int, checksum: str, folders: Sequence[Path]) -> Path:
-    """The file at `url` in the first of the folders that has it, else downloaded into the last; checked."""
-    name = base_name(url)
-    found = [folder / name for folder in folders if (folder / name).is_file()]
-    path = found[0] if found else download(url, folders[-1] / name, size)
+    """The file at `url` in the first of the folders that has it, else downloaded into the last; checked.
+
+    The folder of downloads is locked meanwhile: other processes that need the file wait, and use it.
+    """
+    path = _find(url, folders)
+    if path is None:
+        with folder_lock(folders[-1]):
+            path = _find(url, folders) or download(url, folders[-1] / base_name(url), size)
     if (found_size := path.stat().st_size) != size:
         raise DamagedError(f"{path}: {found_size:,} bytes, expected {size:,}; replace it by {url}")
     if (found_checksum := sha256(path)) != checksum:
         raise DamagedError(f"{path}: sha256 is {found_checksum}, expected {checksum}; replace it by {url}")
     return path
+
+
+def _find(url: str, folders: Sequence[Path]) -> Path | None:
+    """The file of `url` in the first of the folders that has it."""
+    paths = (folder / base_name(url) for folder in folders)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def base_name(url: str) -> str:
@@ -41,8 +51,7 @@ def base_name(url: str) -> str:
 
 
 def download(url: str, path: Path, size: int) -> Path:
-    """Downloads the `size` bytes at `url` to `path`, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Downloads the `size` bytes at `url` to `path`, atomically; the caller holds the lock of the folder."""
     partial = path.with_name(path.name + ".partial")
     advice = f"check the network, or put {path.name} into a folder and name that in data.archives"
     try:

