@@ -37,6 +37,14 @@ def page(maps: Sequence[AttentionMaps], title: str) -> str:
     return before + "".join(parts[name] + after for name, _, after in (piece.partition("}}") for piece in rest))
 
 
+def weights_size(heads: int, source: int, target: int) -> int:
+    """Bytes of the weights of a pair of S and T subwords in the page: 2 · (S² + T (T + 1) / 2 + T S) for each head.
+
+    `heads` counts those of all layers.
+    """
+    return 2 * heads * (source**2 + target * (target + 1) // 2 + target * source)
+
+
 def csp_hash(content: str) -> str:
     """How a Content-Security-Policy allows an inline script or style with this content."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

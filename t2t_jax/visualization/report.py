@@ -5,17 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax.decoding.attention_maps import AttentionMaps
-from t2t_jax.decoding.translator import load
+from t2t_jax.decoding.translator import Translator, load
 from t2t_jax.errors import InputError
 from t2t_jax.files import check_pairing, new_folder, read_text, write_bytes
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.visualization.figures import MOST_LINES, Panel, draw_heat_maps, draw_lines, save
-from t2t_jax.visualization.page import page
+from t2t_jax.visualization.page import page, weights_size
 
 PAGE = "attention.html"
 KINDS = {"encoder": "Encoder", "decoder": "Decoder", "encoder_decoder": "Encoder–decoder"}
 _MOST_SENTENCES = 50
-_LARGEST_PAGE = 64 << 20  # bytes; browsers are slow with more
+_LARGEST_PAGE = 64 << 20  # bytes of weights; browsers are slow with more
 
 
 def attention_run(workdir: str, *, source: str, target: str | None, output: str, step: int | str | None) -> str:
@@ -26,13 +26,11 @@ def attention_run(workdir: str, *, source: str, target: str | None, output: str,
     sources, targets = _read(source, target)
     options = {} if targets is not None else RunFolder.open(workdir.split(",")[0]).decode_options()
     with new_folder("output", output) as folder:
-        maps = load(workdir, step).attention(sources, targets, **options)
+        translator = load(workdir, step)
+        _check_size(translator, _lengths(translator, sources, targets))
+        maps = translator.attention(sources, targets, **options)
+        _check_size(translator, [(len(pair.source), len(pair.target)) for pair in maps])
         content = page(maps, f"Attention of {Path(workdir).name}").encode()
-        if len(content) > _LARGEST_PAGE:
-            raise InputError(
-                f"source: the page would have {len(content) >> 20} MiB; at most {_LARGEST_PAGE >> 20} work; "
-                "give fewer or shorter sentences"
-            )
         write_bytes(folder / PAGE, content)
         count = sum(len(save(figure, folder / name)) for name, figure in _figures(maps))
     return f"{output}/{PAGE}: {len(maps)} sentence{'s' * (len(maps) > 1)}, {len(content):,} bytes; and {count} figures"
@@ -47,6 +45,28 @@ def _read(source: str, target: str | None) -> tuple[list[str], list[str] | None]
     targets = read_text("target", target)
     check_pairing((source, target), (len(sources), len(targets)))
     return sources, targets
+
+
+def _lengths(translator: Translator, sources: Sequence[str], targets: Sequence[str] | None) -> list[tuple[int, int]]:
+    """The subwords of each source and target with EOS; a target that is not yet known counts as EOS alone."""
+    task, vocabularies = translator.task, translator.vocabularies
+    translator.check_lengths(sources, [])
+    of_sources = map(len, vocabularies.source.encode_many([task.preprocess_source(text) for text in sources]))
+    if targets is None:
+        return [(length, 1) for length in of_sources]
+    of_targets = map(len, vocabularies.target.encode_many([task.preprocess_target(text) for text in targets]))
+    return list(zip(of_sources, of_targets, strict=True))
+
+
+def _check_size(translator: Translator, lengths: Sequence[tuple[int, int]]) -> None:
+    """Refuses pairs whose weights make too large a page."""
+    config = translator.ensemble.modules[0].config
+    size = sum(weights_size(config.num_layers * config.num_heads, *pair) for pair in lengths)
+    if size > _LARGEST_PAGE:
+        raise InputError(
+            f"source: the page would have {size >> 20:,} MiB of weights; at most {_LARGEST_PAGE >> 20} work; "
+            "give fewer or shorter sentences"
+        )
 
 
 def _figures(maps: Sequence[AttentionMaps]) -> Iterator[tuple[str, Any]]:

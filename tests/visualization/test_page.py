@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from t2t_jax.visualization.page import LEVELS, page
+from t2t_jax.visualization.page import LEVELS, page, weights_size
 from tests.visualization.maps import HOSTILE, random_maps
 
 KINDS = ("encoder", "decoder", "encoder_decoder")
@@ -47,6 +47,13 @@ def test_the_json_holds_the_tokens_and_every_weight_of_the_model_to_half_a_level
 def test_a_sentence_of_fifty_tokens_with_six_layers_of_eight_heads_is_below_a_megabyte():
     tokens = [f"▁word{n}" for n in range(50)]
     assert 500_000 < len(page([random_maps(tokens, tokens, 6, 8)], "x").encode()) < 1_000_000
+
+
+@pytest.mark.parametrize(("source", "target"), [(1, 1), (5, 3), (3, 5)])
+def test_the_size_of_the_weights_follows_from_the_lengths(source, target):
+    (sentence,) = data_of(page([random_maps(["a"] * source, ["b"] * target, 2, 3)], "x"))["sentences"]
+    written = sum(len(head) for kind in KINDS for layer in sentence[kind]["weights"] for head in layer)
+    assert written == weights_size(2 * 3, source, target)
 
 
 def test_no_token_and_no_title_can_add_markup():

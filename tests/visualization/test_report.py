@@ -10,9 +10,12 @@ import pytest
 import main
 import t2t_jax
 from experiments import figures3_to_5
+from t2t_jax.decoding import translator
 from t2t_jax.decoding.attention_maps import AttentionMap, Words
+from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.loop import train
 from t2t_jax.visualization import report
+from t2t_jax.visualization.page import weights_size
 from tests.runs import tiny_config
 from tests.visualization.test_page import data_of, weights_of
 
@@ -81,14 +84,33 @@ def test_files_that_cannot_be_shown_are_refused(attention, source, target, messa
     assert (code, out) == (2, "") and re.search(message, error) and not folder.exists()
 
 
-def test_a_folder_that_holds_something_an_ensemble_and_a_huge_page_are_refused(attention, run, tmp_path, monkeypatch):
+def test_a_folder_that_holds_something_and_an_ensemble_are_refused(attention, run, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full/kept").write_text("kept")
     assert "exists and is not an empty folder" in attention("one\n", output=tmp_path / "full")[2]
-    code, _, error, folder = attention("one\n", workdir=f"{run},{run}")
+    code, _, error, _ = attention("one\n", workdir=f"{run},{run}")
     assert code == 2 and error.endswith("attention weights are those of one model; got 2; give one run")
-    monkeypatch.setattr(report, "_LARGEST_PAGE", 1 << 14)
-    code, _, error, folder = attention("one\n", "eins\n")
+
+
+def test_a_page_that_would_be_too_large_is_refused_by_lengths_alone(attention, monkeypatch):
+    """Before anything is computed: the weights of these lines would take gigabytes."""
+    monkeypatch.setattr(translator, "attention_maps", lambda *args: pytest.fail("the weights were computed"))
+    monkeypatch.setattr(translator, "search_all", lambda *args: pytest.fail("the search was run"))
+    long = 50 * ("one " * 500 + "\n")
+    for target in (None, long):
+        code, out, error, folder = attention(long, target)
+        assert (code, out) == (2, "") and not folder.exists()
+        assert re.search("the page would have [0-9,]+ MiB of weights; at most 64 work; give fewer or shorter", error)
+
+
+def test_a_translation_that_makes_the_page_too_large_is_refused_before_the_page_is_made(attention, run, monkeypatch):
+    monkeypatch.setattr(RunFolder, "decode_options", lambda run: {"min_length": 3})
+    (maps,) = t2t_jax.load(run).attention(["one"], min_length=3)
+    heads, source, target = 4, len(maps.source), len(maps.target)
+    assert target >= 3
+    monkeypatch.setattr(report, "_LARGEST_PAGE", weights_size(heads, source, target) - 1)
+    monkeypatch.setattr(report, "page", lambda *args: pytest.fail("the page was made"))
+    code, _, error, folder = attention("one\n")
     assert code == 2 and "give fewer or shorter sentences" in error and not folder.exists()
 
 
