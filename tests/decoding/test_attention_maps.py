@@ -239,6 +239,14 @@ def test_merging_sums_over_keys_and_averages_over_queries_by_hand():
     np.testing.assert_array_equal(again.weights, merged.weights)
 
 
+def test_between_words_only_a_target_word_of_several_subwords_attends_to_itself():
+    """Subwords a, b1, b2: the decoder reads START, a, b1; b2 attends to b1, so the word b to its own beginning."""
+    read, predicted = Words([0, 1, 2], [START, "a", "b"]), Words([0, 1, 1], ["a", "b"])
+    weights = np.tri(3, dtype=np.float32)[None, None] / np.arange(1, 4, dtype=np.float32)[:, None]
+    merged = AttentionMap(["a", "b1", "b2"], [START, "a", "b1"], weights, predicted, read).words()
+    np.testing.assert_allclose(merged.head(1, 1), [[1, 0, 0], [5 / 12, 5 / 12, 1 / 6]], atol=1e-6)
+
+
 TEXT = st.text(st.sampled_from("ab eindrewzß €😀\u202e\u05d0<>"), max_size=25)
 
 
