@@ -9,7 +9,6 @@ rendered from records, so they can be rendered again without the runs. A finishe
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
-from t2t_jax.run_folder import RunFolder
+from t2t_jax.run_folder import RunFolder, row_of
 
 Record = dict[str, Any]
 Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
@@ -125,12 +124,6 @@ def config_of(run: RunFolder) -> dict[str, Any]:
     for section, names in fields.items():
         check_types(config[section], {}, f"{where}: {section}", names)
     return config
-
-
-def row_of(path: Path) -> str:
-    """The row that a run is of: the name of its folder, or of the parent folder of seed_N."""
-    path = path.resolve()
-    return path.parent.name if re.fullmatch(r"seed_\d+", path.name) else path.name
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ later results depend on hold their own checksum.
 import hashlib
 import json
 import numbers
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -259,6 +260,12 @@ class RunFolder:
         """Releases the lock of the folder."""
         if self._lock:
             self._lock.close()
+
+
+def row_of(path: Path) -> str:
+    """The row of a table that a run is of: the name of its folder, or of the parent folder of seed_N."""
+    path = path.resolve()
+    return path.parent.name if re.fullmatch(r"seed_\d+", path.name) else path.name
 
 
 def with_later_fields(config: dict[str, Any]) -> dict[str, Any]:

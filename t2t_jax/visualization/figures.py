@@ -25,6 +25,7 @@ _INVISIBLE = 1 / 510  # a weight below this is an opacity of zero in 8 bits
 # Inches.
 _TOKEN_WIDTH, _CHARACTER_WIDTH, _TITLE_HEIGHT, _LINES_HEIGHT, _TEXT_HEIGHT = 0.21, 0.085, 0.35, 1.7, 0.19
 _MARGIN, _SMALLEST_WIDTH, _CAPTION_CHARACTER_WIDTH = 0.15, 4.8, 0.072
+_KEY_WIDTH, _KEY_HEIGHT, _KEY_SQUARE = 0.38, 0.24, 0.12  # of a head's entry in the key of colours; of its square
 _MAP_PER_TOKEN, _SMALLEST_MAP, _LARGEST_MAP = 0.1, 1.1, 4.0  # of a heat map's side; beyond 40 tokens without labels
 
 
@@ -61,6 +62,7 @@ def draw_lines(panels: Sequence[Panel], caption: str = "") -> Any:
     """A figure of panels, one below the other: queries on top, keys below, joined by lines whose opacity is the weight.
 
     Left out: lines of weights below 1/510, which would be invisible, and all but the `MOST_LINES` strongest of a head.
+    Below the panels, if one of them has several heads, is a key: the number and the colour of each head.
     """
     from matplotlib.figure import Figure  # half a second
 
@@ -69,7 +71,9 @@ def draw_lines(panels: Sequence[Panel], caption: str = "") -> Any:
     width = max(_SMALLEST_WIDTH, span + 2 * _MARGIN)
     lines = textwrap.wrap(caption, int((width - 2 * _MARGIN) / _CAPTION_CHARACTER_WIDTH))
     heights = [(_TITLE_HEIGHT * bool(p.title), _label_height(p.map.queries), _label_height(p.map.keys)) for p in panels]
+    key = _key_rows(panels, width)
     height = sum(map(sum, heights)) + _LINES_HEIGHT * len(panels) + _TEXT_HEIGHT * len(lines) + 2 * _MARGIN
+    height += _KEY_HEIGHT * len(key)
     figure = Figure(figsize=(width, height))
     top = height - _MARGIN
     for panel, (title, above, below) in zip(panels, heights, strict=True):
@@ -78,6 +82,7 @@ def draw_lines(panels: Sequence[Panel], caption: str = "") -> Any:
         axes = figure.add_axes(((width - span) / 2 / width, top / height, span / width, _LINES_HEIGHT / height))
         _draw_panel(axes, panel, slots)
         top -= below
+    _draw_key(figure, key, top, head_colours(panels[0].map.weights.shape[1]))
     figure.text(_MARGIN / width, _MARGIN / height, "\n".join(lines), size=9, va="bottom", parse_math=False)
     return figure
 
@@ -88,6 +93,32 @@ def _labels(tokens: Sequence[str]) -> list[str]:
 
 def _label_height(tokens: Sequence[str]) -> float:
     return max(map(len, _labels(tokens)), default=0) * _CHARACTER_WIDTH + 0.1
+
+
+def _key_rows(panels: Sequence[Panel], width: float) -> list[list[int]]:
+    """The heads in each row of the key; none where no panel has several."""
+    if max(len(panel.heads) for panel in panels) < 2:
+        return []
+    heads = sorted({head for panel in panels for head in panel.heads})
+    size = int((width - 2 * _MARGIN) / _KEY_WIDTH) - 1  # the first place of a row is that of the word "heads"
+    return [heads[start : start + size] for start in range(0, len(heads), size)]
+
+
+def _draw_key(figure: Any, rows: Sequence[Sequence[int]], top: float, colours: Sequence[str]) -> None:
+    """A square of its colour and the number of each head, in rows below `top` (in inches)."""
+    from matplotlib.patches import Rectangle
+
+    width, height = figure.get_size_inches()
+    for n, heads in enumerate(rows):
+        y = top - (n + 0.5) * _KEY_HEIGHT
+        if n == 0:
+            figure.text(_MARGIN / width, y / height, "heads", size=9, va="center")
+        for place, head in enumerate(heads, start=1):
+            x = _MARGIN + place * _KEY_WIDTH + 0.05
+            corner = x / width, (y - _KEY_SQUARE / 2) / height
+            square = Rectangle(corner, _KEY_SQUARE / width, _KEY_SQUARE / height, color=colours[head - 1], lw=0)
+            figure.add_artist(square)
+            figure.text((x + 1.3 * _KEY_SQUARE) / width, y / height, str(head), size=9, va="center")
 
 
 def _draw_panel(axes: Any, panel: Panel, slots: int) -> None:
@@ -155,7 +186,9 @@ def draw_heat_maps(map: AttentionMap, title: str) -> Any:
                 _label(axes.set_yticks, map.queries, side)
             if layer == layers - 1:
                 _label(axes.set_xticks, map.keys, side, rotation=90)
-    figure.colorbar(image, ax=grid, label="attention weight", shrink=min(1.0, 3 / layers), pad=0.01)
+    bar = figure.colorbar(image, ax=grid, shrink=min(1.0, 3 / layers), pad=0.01)
+    bar.set_label("attention weight", size=8)
+    bar.ax.tick_params(labelsize=6)
     figure.suptitle(title, size=10, parse_math=False)
     return figure
 

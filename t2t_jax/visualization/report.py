@@ -8,7 +8,8 @@ from t2t_jax.decoding.attention_maps import AttentionMaps
 from t2t_jax.decoding.translator import Translator, load
 from t2t_jax.errors import InputError
 from t2t_jax.files import check_pairing, new_folder, read_text, write_bytes
-from t2t_jax.run_folder import RunFolder
+from t2t_jax.run_folder import RunFolder, row_of
+from t2t_jax.temporary_folders import original_of
 from t2t_jax.visualization.figures import MOST_LINES, Panel, draw_heat_maps, draw_lines, save
 from t2t_jax.visualization.page import page, weights_size
 
@@ -30,7 +31,7 @@ def attention_run(workdir: str, *, source: str, target: str | None, output: str,
         _check_size(translator, _lengths(translator, sources, targets))
         maps = translator.attention(sources, targets, **options)
         _check_size(translator, [(len(pair.source), len(pair.target)) for pair in maps])
-        content = page(maps, f"Attention of {Path(workdir).name}").encode()
+        content = page(maps, f"Attention of {row_of(Path(original_of(workdir)))}").encode()
         write_bytes(folder / PAGE, content)
         count = sum(len(save(figure, folder / name)) for name, figure in _figures(maps))
     return f"{output}/{PAGE}: {len(maps)} sentence{'s' * (len(maps) > 1)}, {len(content):,} bytes; and {count} figures"

@@ -5,6 +5,8 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
+from matplotlib.patches import Rectangle
 
 from t2t_jax.visualization.figures import MOST_LINES, Panel, draw_heat_maps, draw_lines, head_colours, printable, save
 from tests.visualization.maps import HOSTILE, random_maps
@@ -24,8 +26,6 @@ def lines(axes):
 
 
 def test_each_line_has_the_opacity_of_its_weight_and_the_colour_of_its_head(map):
-    from matplotlib.colors import to_rgb
-
     (axes,) = draw_lines([Panel(map, 2, [1, 3])]).axes
     for head, (ends, opacity, colour) in zip((1, 3), lines(axes), strict=True):
         weights = map.head(2, head)
@@ -48,6 +48,24 @@ def test_one_query_has_only_its_own_lines_and_a_cell_at_each_key(map):
     np.testing.assert_allclose(cells, np.sort(map.weights[0, :, 1].ravel()), atol=1e-6)
 
 
+@pytest.mark.parametrize("heads", [[2, 3], list(range(1, 17))])
+def test_a_key_has_the_colour_of_each_head_of_several(heads):
+    """A square left of each number; in several rows if there are many."""
+    found = random_maps(SOURCE, TARGET, heads=16).encoder
+    figure = draw_lines([Panel(found, 1, heads[:1]), Panel(found, 1, heads)], "a caption")
+    numbers = {int(text.get_text()): text.get_position() for text in figure.texts if text.get_text().isdigit()}
+    assert list(numbers) == heads and len(figure.patches) == 0
+    squares = [artist for artist in figure.artists if isinstance(artist, Rectangle)]
+    for (head, (x, y)), square in zip(numbers.items(), squares, strict=True):
+        assert to_rgb(square.get_facecolor()) == to_rgb(head_colours(16)[head - 1])
+        assert square.get_y() < y < square.get_y() + square.get_height() and 0 < x - square.get_x() < 0.1
+        assert 0 < square.get_x() < x < 0.95
+
+
+def test_one_head_needs_no_key(map):
+    assert not draw_lines([Panel(map, 1, [1], "head 1"), Panel(map, 2, [2], "head 2")]).artists
+
+
 def test_heat_maps_have_the_weights_of_every_head(map):
     figure = draw_heat_maps(map, "title")
     panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
@@ -58,6 +76,9 @@ def test_heat_maps_have_the_weights_of_every_head(map):
         assert image.get_clim() == (0, 1)
     labels = [label.get_text() for label in panels["layer 1, head 1"].get_yticklabels()]
     assert labels == ["▁x", "▁y", "<EOS>"]
+    bar = next(axes.yaxis for axes in figure.axes if axes.get_ylabel() == "attention weight")
+    sizes = {bar.label.get_size(), *(tick.label2.get_size() for tick in bar.get_major_ticks())}
+    assert sizes <= {6, 8}  # those of the labels and the titles of the maps
 
 
 def test_labels_are_printable_and_bounded():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,12 @@ def test_the_page_and_the_figures_are_written_for_given_targets(attention, run):
     }
     size = (folder / "attention.html").stat().st_size
     assert out == f"{folder}/attention.html: 2 sentences, {size:,} bytes; and 24 figures\n"
+
+
+def test_the_page_of_a_run_of_a_sweep_is_headed_by_its_row(attention, run, tmp_path):
+    shutil.copytree(run, tmp_path / "heads4/seed_3")
+    code, _, _, folder = attention("one\n", "eins\n", workdir=tmp_path / "heads4/seed_3")
+    assert code == 0 and "<h1>Attention of heads4</h1>" in (folder / "attention.html").read_text()
 
 
 def test_without_targets_it_shows_the_translation_of_mode_translate(attention, run):
