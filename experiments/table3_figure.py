@@ -9,6 +9,8 @@ from experiments.figure_file import save
 from experiments.table3_rows import SCORES, Row, Table, correlation
 from t2t_jax.errors import InputError
 
+_POINT = {"markersize": 5, "linestyle": "none", "marker": "o"}
+_BASE_LINE = {"color": "0.4", "linewidth": 0.6, "zorder": 0}
 _GROUPS = {"a": "(A)", "b": "(B)", "c": "(C)", "d": "(D)", "e": "(E)"}
 
 
@@ -19,57 +21,99 @@ def draw(table: Table, path: str) -> None:
     if not table.comparable:
         raise InputError("--figure needs a record of one of the paper's rows; give --records or --workdir")
     figure = Figure(figsize=(14, 7), layout="constrained")
-    for axes, column in zip(figure.subplots(1, 2), SCORES, strict=True):
+    panels = list(zip(figure.subplots(1, 2), SCORES, strict=True))
+    for axes, column in panels:
         scatter(axes, table, column)
+    for axes, column in panels:  # when both have their sizes
+        label_points(axes, table, column)
     save(figure, "--figure", path, dots_per_inch=120)
 
 
 def scatter(axes: Any, table: Table, column: str) -> None:
-    """Draws one column, in a colour for each of the paper's groups of rows."""
-    rows = table.comparable
-    x = [row.printed[column] for row in rows]
-    y = [row.mean_and_deviation(column) for row in rows]
-    groups = [_group(row) for row in rows]
-    colours = {group: f"C{n}" for n, group in enumerate(dict.fromkeys(groups))}
+    """Draws one column, in a colour for each of the paper's groups of rows, and two lines through base."""
+    colours = _colours(table)
     for group, colour in colours.items():
-        points = [
-            (at, *value, *[0] * (2 - len(value))) for at, value, g in zip(x, y, groups, strict=True) if g == group
-        ]
-        style = {"fmt": "o", "markersize": 5, "elinewidth": 0.8, "capsize": 2, "color": colour}
-        axes.errorbar(*zip(*points, strict=True), label=_GROUPS.get(group, group), **style)
+        rows = [row for row in table.comparable if _group(row) == group]
+        x, y = _points(rows, column)
+        deviations = [(*row.mean_and_deviation(column), 0)[1] for row in rows]
+        style = {**_POINT, "color": colour, "label": _GROUPS.get(group, group)}
+        if any(deviations):
+            axes.errorbar(x, y, deviations, elinewidth=0.8, capsize=2, **style)
+        else:
+            axes.plot(x, y, **style)
+    base = _base(table)
+    for x, y in zip(*_points(base, column), strict=True):
+        axes.axvline(x, **_BASE_LINE)
+        axes.axhline(y, **_BASE_LINE)
+    if column == "perplexity":
+        _make_logarithmic(axes)
     unit = {"perplexity": "perplexity a subword", "bleu": "BLEU"}[column]
     axes.set(xlabel=f"paper: dev {unit}", ylabel=f"ours: dev {'sacre' if column == 'bleu' else ''}{unit}")
-    axes.set_title(f"Spearman {correlation(table, column)}", fontsize=10)
+    axes.set_title(f"Spearman {correlation(table, column)}{'; the lines cross at base' * len(base)}", fontsize=10)
     axes.margins(0.12)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
-    names = {row.name: colours[group] for row, group in zip(rows, groups, strict=True)}
-    _label_points(axes, x, [value[0] for value in y], names)
+    axes.legend(fontsize=8, loc="upper left")  # empty if both order the rows alike
+
+
+def _base(table: Table) -> list[Row]:
+    """The row `base`, or nothing where there is no record of it."""
+    return [row for row in table.comparable if row.name == "base"]
+
+
+def _points(rows: Sequence[Row], column: str) -> tuple[list[float], list[float]]:
+    """The paper's values, and ours, the means over the seeds."""
+    return [row.printed[column] for row in rows], [row.mean_and_deviation(column)[0] for row in rows]
+
+
+def _make_logarithmic(axes: Any) -> None:
+    """Logarithmic axes, with round numbers as ticks though they span less than a decade."""
+    from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+
+    axes.set(xscale="log", yscale="log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(8))
+        axis.set_major_formatter(ScalarFormatter())
+        axis.set_minor_locator(NullLocator())
+
+
+def _colours(table: Table) -> dict[str, str]:
+    """The colour of each group of rows."""
+    return {group: f"C{n}" for n, group in enumerate(dict.fromkeys(map(_group, table.comparable)))}
 
 
 def _group(row: Row) -> str:
     return row.name.partition("_")[0] if "_" in row.name else "base, big"
 
 
-def _label_points(axes: Any, x: Sequence[float], y: Sequence[float], names: dict[str, str]) -> None:
-    """Writes each name, in its colour, at the least crowded of several offsets from its point."""
+def label_points(axes: Any, table: Table, column: str) -> None:
+    """Writes the name of each row, in its colour, at the least crowded of several offsets from its point."""
     axes.figure.draw_without_rendering()
     pixels_per_point = axes.figure.dpi / 72
+    x, y = _points(table.comparable, column)
     dots = axes.transData.transform(np.column_stack([x, y]))
+    left, bottom, right, top = frame = axes.get_window_extent().extents
     taken = [axes.get_legend().get_window_extent().extents]
-    for n, (name, colour) in enumerate(names.items()):
-        width, height = _text_size(axes, name)
+    for at in axes.transData.transform(np.column_stack(_points(_base(table), column))):
+        taken += [(at[0], bottom, at[0], top), (left, at[1], right, at[1])]
+    for n, row in enumerate(table.comparable):
+        width, height = _text_size(axes, row.name)
         boxes = {}
         for right, up in _offsets():
             left = dots[n, 0] + right * pixels_per_point - (width if right < 0 else 0)
             bottom = dots[n, 1] + up * pixels_per_point - height / 2
             boxes[right, up] = left, bottom, left + width, bottom + height
-        penalties = [_overlap_penalty(box, taken, dots, n) for box in boxes.values()]
+        penalties = [_overlap_penalty(box, taken, dots, n) + 100 * _leaves(box, frame) for box in boxes.values()]
         chosen = list(boxes)[int(np.argmin(penalties))]
         taken.append(boxes[chosen])
+        colour = _colours(table)[_group(row)]
         line = {"arrowstyle": "-", "lw": 0.5, "color": colour, "shrinkA": 0, "shrinkB": 2}
         style = {"size": 8, "color": colour, "va": "center", "ha": "right" if chosen[0] < 0 else "left"}
-        axes.annotate(name, (x[n], y[n]), chosen, textcoords="offset points", arrowprops=line, **style)
+        axes.annotate(row.name, (x[n], y[n]), chosen, textcoords="offset points", arrowprops=line, **style)
+
+
+def _leaves(box: tuple[float, ...], frame: Sequence[float]) -> bool:
+    """Whether a box (left, bottom, right, top) is not wholly within another."""
+    return box[0] < frame[0] or box[1] < frame[1] or box[2] > frame[2] or box[3] > frame[3]
 
 
 def _text_size(axes: Any, text: str) -> tuple[float, float]:

@@ -19,6 +19,7 @@ SETTINGS = {"num_layers": "model.num_layers", "d_model": "model.d_model", "d_ff"
             "num_heads": "model.num_heads", "d_k": "model.d_k", "d_v": "model.d_v", "dropout": "model.dropout",
             "label_smoothing": "train.label_smoothing", "train_steps": "train.train_steps"}  # fmt: skip
 MEASURED = {"perplexity": "PPL (dev)", "bleu": "BLEU (dev)", "parameters": "params ×10⁶"}
+_FEWEST_RANKS = 3  # of two rows the correlation is 1 or -1
 SCORES = ("perplexity", "bleu")  # measured columns that vary with the seed
 
 
@@ -205,18 +206,24 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 def correlation(table: Table, column: str) -> str:
     """Spearman's correlation of our column with the paper's, and the rows that it is computed from."""
-    rows = table.comparable
+    rows, trained = table.comparable, len(table.trained)
     value = spearman([row.printed[column] for row in rows], [row.mean_and_deviation(column)[0] for row in rows])
-    count = f"{len(rows)} row{'s' * (len(rows) != 1)}"
-    if len(rows) < len(table.trained):
-        count = f"{len(rows)} of {len(table.trained)} rows: those that the paper has"
+    if len(rows) < trained:
+        count = f"{len(rows)} of {trained} rows: those that the paper has"
+    else:
+        count = f"{trained} row{'s' * (trained != 1)}"
+    if len(rows) < _FEWEST_RANKS:
+        return f"not defined below three rows ({count})"
     return f"{'undefined' if value is None else f'{value:.2f}'} ({count})"
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Spearman's rank correlation; ties get their average rank. None if all values of one side are equal."""
+    """Spearman's rank correlation; ties get their average rank.
+
+    None if all values of one side are equal, and for fewer than three pairs: of two, it is 1 or -1 whatever they are.
+    """
     ranks = np.stack([_ranks(x), _ranks(y)])
-    if len(x) < 2 or (np.ptp(ranks, axis=1) == 0).any():
+    if len(x) < _FEWEST_RANKS or (np.ptp(ranks, axis=1) == 0).any():
         return None
     return float(np.corrcoef(ranks)[0, 1])
 

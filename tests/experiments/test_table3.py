@@ -7,10 +7,10 @@ import re
 import pytest
 from scipy.stats import spearmanr
 
-from experiments import paper
+from experiments import paper, table3_figure
 from experiments.records import write_records
 from experiments.sweep.plan import CONFIGS, parse_config
-from experiments.table3_figure import scatter
+from experiments.table3_figure import label_points, scatter
 from experiments.table3_rows import make_table, spearman
 from experiments.table3_variations import main
 from tests.experiments.runs import record, run_folder
@@ -137,7 +137,8 @@ def test_spearman_equals_a_calculation_by_hand_and_scipy():
     ours = [row["perplexity"] for row in paper.TABLE_3.values()]
     assert len(set(printed)) < len(printed)
     assert spearman(printed, ours) == pytest.approx(spearmanr(printed, ours).statistic)
-    assert spearman([1, 2], [3, 3]) is None and spearman([1], [1]) is None and spearman([], []) is None
+    assert spearman([1, 2, 3], [3, 3, 3]) is None
+    assert spearman([1, 2], [3, 4]) is None and spearman([1], [1]) is None and spearman([], []) is None
 
 
 def test_the_correlation_is_computed_from_the_rows_with_records(tmp_path, capsys):
@@ -147,7 +148,7 @@ def test_the_correlation_is_computed_from_the_rows_with_records(tmp_path, capsys
     assert "PPL (dev): 1.00 (4 rows)" in notes
     assert "BLEU (dev): 0.40 (4 rows)" in notes  # ranks 3, 2, 1, 4 and 2, 1, 3, 4: 1 − 6·(1 + 1 + 4 + 0)/60
     _, notes = table(capsys, records(tmp_path / "one", trained("base")))
-    assert "PPL (dev): undefined (1 row)" in notes
+    assert "PPL (dev): not defined below three rows (1 row)" in notes
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -170,12 +171,60 @@ def test_labels_in_the_figure_do_not_overlap(tmp_path):
     made = [trained(row, 2 * cells["perplexity"], cells["bleu"]) for row, cells in paper.TABLE_3.items()]
     figure = Figure(figsize=(7, 7))
     axes = figure.subplots()
-    scatter(axes, make_table(made, TABLE_3), "perplexity")
+    found = make_table(made, TABLE_3)
+    scatter(axes, found, "perplexity"), label_points(axes, found, "perplexity")
     figure.draw_without_rendering()
     names = [text for text in axes.texts if isinstance(text, Annotation)]
     assert [name.get_text() for name in names] == list(paper.TABLE_3)
     boxes = [Text.get_window_extent(name) for name in names]
     assert not [(a, b) for a in range(20) for b in range(a) if boxes[a].shrunk(0.95, 0.8).overlaps(boxes[b])]
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """The panels of the figure that `table3_variations --figure` draws: perplexity and BLEU."""
+
+    def draw(*flags):
+        figures = []
+        with monkeypatch.context() as patch:
+            patch.setattr(table3_figure, "save", lambda figure, *rest, **options: figures.append(figure))
+            assert main([*flags, f"--figure={tmp_path}/figure.svg"]) == 0
+        figures[0].draw_without_rendering()
+        return figures[0].axes
+
+    return draw
+
+
+MINIATURE = f"--records={CONFIGS.parent / 'experiments/results/table3_miniature'}"
+
+
+def test_the_labels_of_the_figure_stay_within_its_axes(drawn):
+    from matplotlib.text import Annotation, Text
+
+    for axes in drawn(MINIATURE):
+        names = [text for text in axes.texts if isinstance(text, Annotation)]
+        assert len(names) == 16
+        frame = axes.get_window_extent()
+        for name in names:
+            box = Text.get_window_extent(name)
+            assert frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1, name
+
+
+def test_two_lines_through_base_compare_the_rows_with_it_and_perplexity_is_logarithmic(tmp_path, drawn):
+    perplexity, bleu = drawn(records(tmp_path, trained("base", 5.0, 22), trained("a_h1", 6.0, 21)))
+    for axes, printed, ours in ((perplexity, 4.92, 5.0), (bleu, 25.8, 22)):
+        vertical, horizontal = axes.lines[-2:]
+        assert [*vertical.get_xdata()] == [printed] * 2 and [*horizontal.get_ydata()] == [ours] * 2
+    assert [axes.get_yscale() for axes in (perplexity, bleu)] == ["log", "linear"]
+    for axes in drawn(records(tmp_path / "without", trained("a_h1", 6.0, 21))):
+        assert len(axes.lines) == 1 and "base" not in axes.get_title()
+
+
+def test_error_bars_are_drawn_for_rows_of_several_seeds_alone(tmp_path, drawn):
+    made = [trained("base", 5.0, 22), *(trained("a_h1", 6.0 + seed, 21 + seed, seed=seed) for seed in (0, 1))]
+    for axes in drawn(records(tmp_path, *made)):
+        assert [bars.get_label() for bars in axes.containers] == ["(A)"]
+    assert not any(axes.containers for axes in drawn(MINIATURE))
 
 
 def test_records_that_do_not_make_one_table_are_refused(tmp_path, capsys):
@@ -242,8 +291,7 @@ GOLDEN = {  # SHA-256 of standard output
 @pytest.mark.parametrize(("with_records", "format"), GOLDEN)
 def test_the_table_of_the_rows_of_the_paper_is_unchanged_to_the_byte(with_records, format, capsys):
     """A change of the output on purpose changes the README's table too; then put the new digests here."""
-    folder = [f"--records={CONFIGS.parent / 'experiments/results/table3_miniature'}"] if with_records else []
-    assert main([*folder, f"--format={format}"]) == 0
+    assert main([*([MINIATURE] if with_records else []), f"--format={format}"]) == 0
     assert hashlib.sha256(capsys.readouterr().out.encode()).hexdigest() == GOLDEN[with_records, format]
 
 
