@@ -6,6 +6,8 @@ The published system (github.com/LividWo/Revisit-MMT, text only): lower-cased to
 (`lowercased_bleu` in result.json), with beam 5 and the average of the last ten checkpoints. Batches of twice 4,096
 tokens, 8,000 updates, peak learning rate 0.005. Sizes, rate and steps are theirs; so is the lower case. All scores
 ignore case then.
+
+Ours: 41.07 ± 0.16, two seeds; 100 minutes in bfloat16 on two cores of an AMD EPYC (experiments/results/multi30k).
 """
 
 from configs import base_ende

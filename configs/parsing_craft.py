@@ -6,6 +6,9 @@
 The three files hold bracketed trees, as in the Penn Treebank. CRAFT is free (CC BY 3.0). Words are numbered on both
 sides, their part-of-speech tags are the leaves, and brackets are written in order (docs/parsing_craft.md says why).
 On a processor with bfloat16 products (AMX, AVX-512), --config.train.dtype=bfloat16 is faster.
+
+F1 on the 2,612 test sentences is 81.8 with --constrained, 78.1 with malformed outputs repaired; one seed, 119 minutes
+in bfloat16 on two cores of an AMD EPYC (experiments/results/parsing_craft).
 """
 
 from configs import base_ende
