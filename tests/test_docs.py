@@ -16,7 +16,7 @@ import pytest
 
 import main
 from configs import base_ende
-from experiments.sweep.plan import make_trials
+from experiments.sweep.__main__ import trials_of
 from t2t_jax.decoding.search_options import SearchOptions
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.files import flat
@@ -105,7 +105,7 @@ def test_every_command_parses(page, monkeypatch):
             with monkeypatch.context() as patch:
                 options = parse_only(words[1], words[2:], patch)
             if words[1] == "experiments.sweep":  # the rows, presets and fields exist
-                assert make_trials(options.configs, options.workdir, options.rows, options.seeds, options.set)
+                assert trials_of(options)
 
 
 def test_the_pages_have_commands_to_check():

@@ -1,11 +1,16 @@
 """Trains every config of a folder with several seeds, each trial in its own run folder DIR/ROW/seed_N.
 
     python -m experiments.sweep table3 --workdir=DIR [--rows=base,a_h1] [--seeds=3] [--set train.train_steps=2000 …]
+        [--grid optimizer.warmup_steps=500,1000 …] [--main=SCRIPT]
 
 Rows are the files of the folder; table3 is short for configs/table3. `--set SECTION.FIELD=VALUE` changes a field in all
-rows, `--set @NAME` applies configs/presets/NAME.py to all rows. Trials with the most steps start first. A sweep may be
-interrupted at any time: the same command resumes it, each trial from its last checkpoint. A trial that fails or hangs
-does not stop the others. The output of each trial is in its log.txt.
+rows, `--set @NAME` applies configs/presets/NAME.py to all rows. `--grid SECTION.FIELD=V1,V2,…` makes a row for each
+value, such as base_warmup_steps_500, and several of them a row for each combination. Tasks, optimisers and other
+entries of one's own need a `--main=SCRIPT` that adds them and calls main.main (docs/architecture.md).
+
+Trials with the most steps start first. A sweep may be interrupted at any time: the same command resumes it, each trial
+from its last checkpoint. A trial that fails or hangs does not stop the others. The output of each trial is in its
+log.txt.
 
 Trials run on this machine, one per GPU; without GPUs, `--jobs` trials at a time share the CPU cores. With
 `--launcher=slurm` they run as Slurm jobs, which outlive this command; DIR must then be on a file system that all nodes
@@ -27,11 +32,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from experiments.sweep.local import StopSignals, run_locally, worker_slots
-from experiments.sweep.plan import make_trials
+from experiments.sweep.plan import make_trials, script_path
 from experiments.sweep.slurm import SlurmQueue, run_on_slurm
 from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trial_process import POLL_SECONDS, shell_exit_code, signal_on_parent_death
-from experiments.sweep.trials import FAILED, INTERRUPTED, RUNNING, WAITING, Trial
+from experiments.sweep.trials import FAILED, INTERRUPTED, MAIN, RUNNING, WAITING, Trial
 from t2t_jax import signals, slurm
 from t2t_jax.errors import InputError, InterruptedRun, exit_code_of
 from t2t_jax.files import is_url, try_lock
@@ -41,7 +46,7 @@ STANDARD_ERROR = 2
 
 def sweep(options: argparse.Namespace) -> int:
     """Runs the trials that are not done and returns the exit code."""
-    trials = make_trials(options.configs, options.workdir, options.rows, options.seeds, options.set)
+    trials = trials_of(options)
     # The longest trials first, so that none of them runs alone at the end.
     remaining = sorted((trial for trial in trials if not trial.is_done), key=lambda trial: -trial.train_steps)
     if options.dry_run:
@@ -57,6 +62,12 @@ def sweep(options: argparse.Namespace) -> int:
                 table.update(trial, *trial.outcome())
         launch(remaining, table, stop_signals)
     return report(table)
+
+
+def trials_of(options: argparse.Namespace) -> list[Trial]:
+    """All trials that the command line names."""
+    script = script_path(options.main) if options.main else MAIN
+    return make_trials(options.configs, options.workdir, options.rows, options.seeds, options.set, options.grid, script)
 
 
 def make_launcher(options: argparse.Namespace) -> Callable[[Sequence[Trial], StatusTable, StopSignals], None]:
@@ -143,6 +154,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--rows", help="train only these rows: a,b,c")
     add("--seeds", type=int, default=1, metavar="N", help="train each row with the seeds 0 to N-1")
     add("--set", nargs="+", action="extend", default=[], metavar="CHANGE", help="SECTION.FIELD=VALUE or @PRESET")
+    add("--grid", nargs="+", action="extend", default=[], metavar="AXIS", help="SECTION.FIELD=V1,V2,…")
+    add("--main", metavar="SCRIPT", help="run this instead of main.py, with the same flags")
     add("--launcher", choices=["local", "slurm"], default="local", help="where the trials run")
     add("--jobs", type=int, metavar="N", help="number of trials at a time on this machine")
     add(

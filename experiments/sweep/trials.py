@@ -1,4 +1,4 @@
-"""A trial of a sweep: one config with one seed, trained by `main.py` in its own run folder."""
+"""A trial of a sweep: one config with one seed, trained by `main.py`, or a script like it, in its own run folder."""
 
 import dataclasses
 import json
@@ -17,20 +17,24 @@ from t2t_jax.run_folder import RunFolder
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 
-_MAIN = Path(__file__).parents[2] / "main.py"
+MAIN = Path(__file__).parents[2] / "main.py"
 _TAIL_BYTES = 8192  # read at the end of a log
 _INTERRUPTED_CODES = (3, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # the same command resumes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
-    """`changes` are the config fields set on the command line, `settings` is the whole resulting config."""
+    """`changes` are the config fields set on the command line, `settings` is the whole resulting config.
+
+    `script` has the command line of main.py.
+    """
 
     name: str
     folder: Path
     config: Path
     changes: dict[str, str]
     settings: dict[str, Any]
+    script: Path = MAIN
 
     @property
     def command(self) -> list[str]:
@@ -43,7 +47,7 @@ class Trial:
         return self._main("--mode=prepare", f"--config={self.config}", *self._flags())
 
     def _main(self, *arguments: str) -> list[str]:
-        return [sys.executable, os.path.relpath(_MAIN), *arguments]
+        return [sys.executable, os.path.relpath(self.script), *arguments]
 
     def _flags(self) -> list[str]:
         return [f"--config.{field}={value}" for field, value in self.changes.items()]

@@ -3,11 +3,14 @@
 import os
 import pty
 import random
+import shlex
 import signal
+import subprocess
 import time
 
 import pytest
 
+import main
 from configs.presets import miniature
 from experiments.sweep import __main__ as sweep
 from experiments.sweep.local import worker_slots
@@ -48,6 +51,56 @@ def test_a_dry_run_prints_the_commands_of_all_trials_and_runs_nothing(capsys, tm
     ]
 
 
+def test_a_grid_has_a_row_for_each_combination_of_its_values(capsys, tmp_path):
+    arguments = ("table3", f"--workdir={tmp_path}", "--rows=base", "--set", "@miniature", "--seeds=2")
+    grid = ("--grid", "optimizer.warmup_steps=500,1000", "--grid", "optimizer.learning_rate_factor=0.5,1,2")
+    code, lines, errors = dry_run(capsys, *arguments, *grid)
+    assert code == 0 and errors == "" and len(set(lines)) == 12
+    found = {line.partition("--workdir=")[2].split()[0] for line in lines if "train.seed=1" in line}
+    rows = {(steps, factor): f"base_warmup_steps_{steps}_learning_rate_factor_{factor}"
+            for steps in ("500", "1000") for factor in ("0.5", "1", "2")}  # fmt: skip
+    assert found == {f"{tmp_path}/{row}/seed_1" for row in rows.values()}
+    for (steps, factor), row in rows.items():
+        for line in (line for line in lines if f"{row}/" in line):
+            assert line.count("warmup_steps=") == 1 and "--config.train.train_steps=4000 " in line  # of the preset
+            flags = f"--config.optimizer.warmup_steps={steps}", f"--config.optimizer.learning_rate_factor={factor}"
+            assert all(f"{flag} " in line for flag in flags)
+            parsed = config_flags_of(line)
+            assert (parsed.optimizer.warmup_steps, parsed.optimizer.learning_rate_factor) == (int(steps), float(factor))
+
+
+def config_flags_of(line):
+    """The config that main.py makes of a command that a dry run printed."""
+    return main.parse(shlex.split(line)[1:]).config
+
+
+def test_a_grid_of_files_makes_folders_of_the_sweep(capsys, tmp_path):
+    grid = ("--grid", "data.train=../one,/data/two")
+    _, lines, _ = dry_run(capsys, "table3", f"--workdir={tmp_path}", "--rows=base", *grid)
+    assert [line.partition("--workdir=")[2].split()[0] for line in lines] == [
+        f"{tmp_path}/base_train_..-one/seed_0", f"{tmp_path}/base_train_-data-two/seed_0"
+    ]  # fmt: skip
+
+
+def test_a_script_with_tasks_of_its_own_takes_the_place_of_main(capsys, tmp_path):
+    """As in docs/architecture.md; the printed command is run."""
+    script = tmp_path / "my_script.py"
+    script.write_text(
+        "import sys\nimport main\nfrom t2t_jax.data.task import TASKS, Task\n"
+        "TASKS['mine'] = Task(corpora={}, metric='bleu')\nsys.exit(main.main(sys.argv))\n"
+    )
+    given = ("table3", f"--workdir={tmp_path}/sweep", "--rows=base", "--set", "data.task=mine", "data.corpus=none")
+    _, [line], _ = dry_run(capsys, *given, f"--main={script}")
+    assert shlex.split(line)[1] == os.path.relpath(script)
+    for words, message in (
+        (shlex.split(line), "data.corpus: unknown value 'none'"),  # so it knows the task
+        (shlex.split(dry_run(capsys, *given)[1][0]), "data.task: unknown value 'mine'"),
+    ):
+        words = [words[0], words[1], "--mode=prepare", *(word for word in words[2:] if "workdir" not in word)]
+        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+        assert done.returncode == 2 and message in done.stderr
+
+
 def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
     _, lines, _ = dry_run(capsys, "table3", f"--workdir={tmp_path}", "--rows=base,big,c_n2", "--seeds=2")
     rows = [line.partition("configs/table3/")[2].partition(".py")[0] for line in lines]
@@ -63,6 +116,15 @@ def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
         (["table3", "--set", "train.seed=3"], "--seeds=N"),
         (["table3", "--set", "@minature"], "unknown value 'minature'; did you mean 'miniature'?"),
         (["table3", "--rows=base,a_h2"], "--rows: unknown value 'a_h2'"),
+        (["table3", "--grid", "optimizer.warmup=5,6"], "no such field; did you mean --config.optimizer.warmup_steps?"),
+        (["table3", "--grid", "optimizer.warmup_steps=5,many"], "warmup_steps=many: must be a whole number"),
+        (["table3", "--grid", "optimizer.warmup_steps"], "--grid optimizer.warmup_steps: must be SECTION.FIELD=V1,V2"),
+        (["table3", "--grid", "optimizer.warmup_steps=5,,6"], "must be SECTION.FIELD=V1,V2"),
+        (["table3", "--grid", "train.seed=1,2"], "--grid train.seed=1,2: each trial has its own seed; --seeds=N"),
+        (["table3", "--grid", "model.d_ff=8,8"], "--grid model.d_ff=8,8: two points would have one name"),
+        (["table3", "--grid", "model.d_ff=8", "model.d_ff=9"], "--grid model.d_ff=9: model.d_ff is given twice"),
+        (["table3", "--set", "model.d_ff=8", "--grid", "model.d_ff=9"], "model.d_ff is given twice"),
+        (["table3", "--main=absent.py"], "--main=absent.py: no such Python file; give a script that calls main.main"),
         (["table3", "--seeds=0"], "--seeds=0: must be at least 1"),
         (["table3", "--jobs=1000"], "--jobs=1000: must be from 1 to"),
         (["table3", "--timeout_minutes=nan"], "--timeout_minutes=nan: must be above 0 and finite"),
@@ -77,10 +139,12 @@ def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
     ],
 )
 def test_every_bad_argument_is_reported_in_one_line_before_anything_starts(capsys, tmp_path, arguments, message):
-    code = sweep.main([*arguments, f"--workdir={tmp_path}/sweep"])
-    output, errors = capsys.readouterr()
-    assert code == 2 and output == "" and not list(tmp_path.iterdir())
-    assert len(errors.splitlines()) == 1 and errors.startswith("error: ") and message in errors
+    of_the_launcher = any(word.startswith(("--jobs", "--timeout", "--slurm", "--launcher")) for word in arguments)
+    for dry in [[]] if of_the_launcher else [[], ["--dry_run"]]:
+        code = sweep.main([*arguments, f"--workdir={tmp_path}/sweep", *dry])
+        output, errors = capsys.readouterr()
+        assert code == 2 and output == "" and not list(tmp_path.iterdir())
+        assert len(errors.splitlines()) == 1 and errors.startswith("error: ") and message in errors
 
 
 def test_the_miniature_preset_keeps_all_rows_and_their_ratios_to_base():
