@@ -42,7 +42,12 @@ def test_a_schedule(tmp_path, monkeypatch):
 
 
 def test_a_metric(tmp_path, monkeypatch, capsys):
-    count = lambda outputs, references, language, lowercase: {"words": sum(len(output.split()) for output in outputs)}
+    seen = []
+
+    def count(sources, outputs, references, language, lowercase):
+        seen.append(list(zip(sources, outputs, references, strict=True)))
+        return {"words": sum(len(output.split()) for output in outputs)}
+
     monkeypatch.setitem(METRICS, "words", Metric(count, {"words": "words"}))
     monkeypatch.setitem(TASKS, "talking", Task(CORPORA, "words"))
     config = tiny_config(tmp_path, data__task="talking", evaluate__interval_steps=6)
@@ -50,6 +55,8 @@ def test_a_metric(tmp_path, monkeypatch, capsys):
     assert result["test"]["headline"] == "words" and "sacrebleu" not in result["test"]
     translations = (tmp_path / "run/test.hypotheses.txt").read_text()
     assert result["test"]["words"] == len(translations.split())
+    sides = [Path(f"{config.data.test}.{language}").read_text().splitlines() for language in ("en", "de")]
+    assert seen[-1] == list(zip(sides[0], translations.splitlines(), sides[1], strict=True))
     assert [record["dev_words"] for record in logged(tmp_path / "run") if "dev_words" in record]
     captured = capsys.readouterr()
     assert f"test: words {result['test']['words']:.2f} on 20 sentences" in captured.out

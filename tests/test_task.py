@@ -31,7 +31,7 @@ def delinearize(source, output):
     return f"{source} = {output.removeprefix('< ').removesuffix(' >')}", {}
 
 
-def exact_match(outputs, references, target_language, lowercase):
+def exact_match(sources, outputs, references, target_language, lowercase):
     equal = [output.partition(" = ")[2] == reference for output, reference in zip(outputs, references, strict=True)]
     return {"exact_match": 100 * sum(equal) / len(equal)}
 

@@ -88,7 +88,7 @@ def evaluate(
     decoded = sharding.share_out(decode, sources)
     outputs = [text for text, _ in decoded]
     scores = {
-        **metric.score(outputs, references, target_language, translator.vocabularies.target.lowercases),
+        **metric.score(sources, outputs, references, target_language, translator.vocabularies.target.lowercases),
         "headline": metric.headline,
         **perplexities(translator, sources, references),
         "sentences": len(references),

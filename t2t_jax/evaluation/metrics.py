@@ -14,13 +14,13 @@ from t2t_jax.evaluation.brackets import bracket_scores
 class Metric:
     """Named scores of a test set.
 
-    `score(outputs, references, target_language, lowercase)` returns them, with the signatures of their protocols; the
-    language is None where nobody needs what depends on it, and `lowercase` is true of outputs in lower case. `labels`
-    are the names of those that are printed, where there are such scores, and how they are called; the first is the
-    headline, by which runs are compared: higher is better.
+    `score(sources, outputs, references, target_language, lowercase)` returns them, with the signatures of their
+    protocols; the sources are for metrics such as COMET. The language is None where nobody needs what depends on it,
+    and `lowercase` is true of outputs in lower case. `labels` are the names of those that are printed, where there are
+    such scores, and how they are called; the first is the headline, by which runs are compared: higher is better.
     """
 
-    score: Callable[[Sequence[str], Sequence[str], str | None, bool], dict[str, Any]]
+    score: Callable[[Sequence[str], Sequence[str], Sequence[str], str | None, bool], dict[str, Any]]
     labels: Mapping[str, str]
 
     @property
@@ -34,9 +34,14 @@ class Metric:
 
 
 def _bleu(
-    outputs: Sequence[str], references: Sequence[str], target_language: str | None, lowercase: bool
+    sources: Sequence[str],
+    outputs: Sequence[str],
+    references: Sequence[str],
+    target_language: str | None,
+    lowercase: bool,
 ) -> dict[str, Any]:
     """The five protocols of bleu.py; sacreBLEU and chrF alone where Moses has no rules for the language."""
+    del sources
     if target_language is not None and target_language not in LANGUAGES:
         missing = "no score of Moses tokens"
         logging.warning("data.target_language=%s: Moses has no rules for it; %s", target_language, missing)
@@ -45,10 +50,14 @@ def _bleu(
 
 
 def _brackets(
-    outputs: Sequence[str], references: Sequence[str], target_language: str | None, lowercase: bool
+    sources: Sequence[str],
+    outputs: Sequence[str],
+    references: Sequence[str],
+    target_language: str | None,
+    lowercase: bool,
 ) -> dict[str, Any]:
     """EVALB's scores; the trees get the tags of the references, as the model writes XX for every tag."""
-    del target_language, lowercase  # of words, which brackets do not depend on
+    del sources, target_language, lowercase  # of words, which brackets do not depend on
     return bracket_scores(references, outputs, gold_tags=True)
 
 
