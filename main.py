@@ -26,13 +26,14 @@ from t2t_jax.command_line import (
     check_config,
     checkpoint,
     config_path,
+    failure_of,
     join_config,
     number_range,
     reason_of,
     step_list,
     unknown_field,
 )
-from t2t_jax.errors import InputError, choice, exit_code_of, on_one_line
+from t2t_jax.errors import InputError, choice, exit_code_of
 from t2t_jax.files import cache_folder, flat
 
 # Each mode imports what it needs, so that a mistyped flag is reported before JAX is loaded.
@@ -292,12 +293,7 @@ def parse(argv: list[str]) -> flags.FlagValues:
     except flags.Error as error:
         raise InputError(unknown_field(argv, base) or reason_of(error, path)) from error
     except (Exception, SystemExit) as error:  # a config file is a program and may raise anything
-        reason = f"--config={path}: {type(error).__name__}: {on_one_line(error)}"
-        if isinstance(error, AttributeError) and "get_config" in reason:
-            reason = (
-                f"--config={path}: has no function get_config, as those in configs/ have; a preset is given by --preset"
-            )
-        raise InputError(unknown_field(argv, base) or reason) from error
+        raise InputError(unknown_field(argv, base) or failure_of(error, path, base)) from error
     finally:
         logging.set_verbosity(verbosity)
     if extra:

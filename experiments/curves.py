@@ -93,6 +93,8 @@ def score_label(field: str) -> str:
 
 def read(folder: str, name: str) -> Curves:
     """The curves of a run. Of a step that is logged twice the later entry counts."""
+    if any(Path(folder).glob("*/seed_*/config.json")):
+        raise InputError(f"run: {folder} is a sweep; give its runs, {folder.rstrip('/')}/*/seed_*")
     run = RunFolder.open(folder)
     row, values, left_out = table3_row(run.config), {}, 0
     for record in run.metrics():

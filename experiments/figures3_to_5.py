@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import t2t_jax
+from t2t_jax.command_line import checkpoint
 from t2t_jax.decoding.attention_maps import AttentionMap
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.run_folder import RunFolder
@@ -76,15 +77,16 @@ def _names(heads: Sequence[int]) -> str:
     return f"head{'s' * (len(heads) > 1)} {' and '.join(map(str, heads))}"
 
 
-def draw(workdir: str, step: int | None, output: str | None) -> None:
-    """Draws all figures and prints what each file shows."""
+def draw(workdir: str, step: str | None, output: str | None) -> None:
+    """Draws all figures and prints what each file shows; `step` is that of a checkpoint, last or averaged."""
+    chosen = checkpoint(step)
     run = RunFolder.open(workdir)
     folder = Path(output or run.path / "figures").expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output={folder}: no such folder can be made: {error.strerror}; give another") from None
-    maps = t2t_jax.load(workdir, step).attention([MAKING, LAW], ["", ""])
+    maps = t2t_jax.load(workdir, chosen).attention([MAKING, LAW], ["", ""])
     making, law = (found.encoder.words() for found in maps)
     layers, heads = making.weights.shape[:2]
     notes = [_length_note(len(found.source), run.config["data"]["max_length"]) for found in maps]
@@ -111,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--workdir", required=True, help="the run")
-    parser.add_argument("--step", type=int, help="a checkpoint; default: averaged if there is one, else last")
+    parser.add_argument("--step", help="a step, last or averaged; default: averaged if there is one, else last")
     parser.add_argument("--output", help="a folder; default: RUN/figures")
     return exit_code_of(lambda: draw(**vars(parser.parse_args(argv))))
 

@@ -40,7 +40,7 @@ def config_path(argv: list[str]) -> str | None:
 def check_config(path: str, config: Any, base: ConfigDict) -> None:
     """Refuses a config whose fields or types of values differ from those of `base`, configs/base_ende.py."""
     if not isinstance(config, ConfigDict):
-        raise InputError(f"--config={path}: get_config() must return a ConfigDict; got {type(config).__name__}")
+        raise InputError(_no_config(path, type(config).__name__))
     known, given = flat(base.to_dict()), flat(config.to_dict())
     for field in sorted(known.keys() ^ given.keys()):
         raise InputError(f"--config={path}: {field} is {'missing' if field in known else 'no field'}; start "
@@ -72,6 +72,31 @@ def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
     near = difflib.get_close_matches(unknown[0], known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{unknown[0]}: no such field; {hint}configs/base_ende.py defines every field"
+
+
+def failure_of(error: BaseException, path: str, base: ConfigDict) -> str:
+    """Why a config file, which is a program and may raise anything, has failed.
+
+    A field that is not in `base` is named with the nearest one, of any section.
+    """
+    text = on_one_line(error)
+    if isinstance(error, AttributeError) and "get_config" in text:
+        return f"--config={path}: has no function get_config, as those in configs/ have; a preset is given by --preset"
+    if found := re.search(r"Attribute <class '(\w+)'>\.\w+ does not exist", text):  # where flags set fields of it
+        return _no_config(path, found[1])
+    unknown = re.search(r'Key "(\w+)" does not exist', text) or re.search(r"^\W*(\w+)\W+nDid you mean", text)
+    if unknown is None or not isinstance(error, AttributeError | KeyError):
+        return f"--config={path}: {type(error).__name__}: {text}"
+    name = unknown[1]
+    fields = dict(zip(base, base, strict=True)) | {field.rpartition(".")[2]: field for field in flat(base.to_dict())}
+    near = difflib.get_close_matches(name, fields, n=1)
+    hint = f"did you mean {fields[near[0]]}? " if near else ""
+    return f"--config={path}: no field {name}; {hint}configs/base_ende.py defines every field"
+
+
+def _no_config(path: str, kind: str) -> str:
+    hint = ", as by `return config`" if kind == "NoneType" else ""
+    return f"--config={path}: get_config() must return a ConfigDict{hint}; got {kind}"
 
 
 def reason_of(error: flags.Error, path: str | None) -> str:

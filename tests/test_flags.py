@@ -73,7 +73,17 @@ def test_a_preset_changes_all_fields_but_those_of_flags():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("get_config = lambda: None", r"get_config\(\) must return a ConfigDict; got NoneType"),
+        ("get_config = lambda: None", r"get_config\(\) must return a ConfigDict, as by `return config`; got NoneType$"),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config()\n"
+         "    config.model.d_modle = 3\n    return config",
+         "no field d_modle; did you mean model.d_model\\? configs/base_ende.py defines every field$"),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config()\n"
+         "    config.train_steps = 3\n    return config", "no field train_steps; did you mean train.train_steps\\? "),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config()\n"
+         "    config.modle.d_model = 3\n    return config", "no field modle; did you mean model\\? "),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config()\n"
+         "    config.model.update(foo=3)\n    return config", "no field foo; configs/base_ende.py defines"),
+        ("def get_config():\n    return {}['zzz']", "KeyError: 'zzz'$"),
         ("get_config = lambda: {'model': {}}", r"get_config\(\) must return a ConfigDict; got dict"),
         ("get_confg = lambda: None", "has no function get_config, as those in configs/ have"),
         ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config()\n"
@@ -99,6 +109,13 @@ def test_a_file_without_a_valid_config_is_refused(tmp_path, caplog, monkeypatch,
     with pytest.raises(InputError, match=f"^--config={re.escape(str(tmp_path))}/config.py: {message}") as refused:
         parse(f"--config={tmp_path}/config.py")
     assert "\n" not in str(refused.value) and not caplog.records
+
+
+def test_a_forgotten_return_is_named_where_a_flag_sets_a_field_too(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "config_config", raising=False)
+    (tmp_path / "config.py").write_text("get_config = lambda: None")
+    with pytest.raises(InputError, match=r": get_config\(\) must return a ConfigDict, as by `return config`; got None"):
+        parse(f"--config={tmp_path}/config.py", "--config.data.corpus=files")
 
 
 @given(field=st.sampled_from(FIELDS), value=VALUES)

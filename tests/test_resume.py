@@ -205,7 +205,7 @@ def contents(folder):
         ({"train__train_steps": 4}, "train.train_steps=4, but .* has been trained for 6; raise it"),
         (
             {"train__train_steps": 8, "machine__memory_gib": 1e-5},
-            "a step needs .* GiB, more than the .* GiB of a device",
+            "a step needs .* MiB, more than the .* MiB of a device",
         ),
     ],
 )

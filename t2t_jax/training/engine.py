@@ -105,8 +105,8 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
             return microbatches, compiled
         batches = sorted(batches, key=lambda batch: needs.get(_shape(batch), 0), reverse=True)
     raise InputError(
-        f"data.tokens_per_batch: with {microbatches} microbatches, a step needs {max(needs.values()) / _GIB:.2f} GiB, "
-        f"more than the {limit / _GIB:.2f} GiB of a device; {_REMEDIES}"
+        f"data.tokens_per_batch: with {microbatches} microbatches, a step needs {_size(max(needs.values()))}, "
+        f"more than the {_size(limit)} of a device; {_REMEDIES}"
     )
 
 
@@ -186,6 +186,11 @@ def describe(engine: Engine, shapes: int, state: TrainState, mesh: Mesh, model: 
     held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state))
     in_microbatches = f", each in {engine.microbatches} microbatches" if engine.microbatches > 1 else ""
     return (
-        f"{devices}; {engine.bytes / _GIB:.2f} GiB each ({held / _GIB:.2f} parameters and optimiser); compiled "
-        f"{shapes} batch shapes{in_microbatches} in {engine.seconds:.0f} s"
+        f"{devices}; {_size(engine.bytes)} each ({_size(held)} parameters and optimiser); compiled "
+        f"{shapes} batch shape{'s' * (shapes > 1)}{in_microbatches} in {engine.seconds:.0f} s"
     )
+
+
+def _size(count: int) -> str:
+    """A number of bytes for people to read."""
+    return f"{count / _GIB:.2f} GiB" if count >= _GIB / 10 else f"{count / 2**20:.2f} MiB"

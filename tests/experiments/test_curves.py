@@ -206,10 +206,16 @@ def test_bad_input_gives_one_line_and_writes_nothing(tmp_path, capsys):
     (young / "metrics.jsonl").write_text("")
     (damaged / "metrics.jsonl").write_text('{"step": 1}\n{"ste\n')
     shutil.copytree(run, tmp_path / "no_config").joinpath("config.json").unlink()
+    shutil.copytree(run, tmp_path / "sweep/base/seed_0")
     output = f"--output={tmp_path}/new.png"
     for arguments, code, message in [
         ([tmp_path / "absent", output], 2, "absent is not a run folder"),
         ([tmp_path / "no_config", output], 2, "no_config is not a run folder"),
+        (
+            [tmp_path / "sweep", output],
+            2,
+            f"is a sweep; give its runs, {tmp_path}/sweep/*/seed_*",
+        ),
         ([run, run, output], 2, f"run: {run} is given twice"),
         ([run, f"{run}/../run", output], 2, "is given twice"),
         ([young, output], 2, "nothing logged yet"),

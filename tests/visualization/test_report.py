@@ -139,6 +139,16 @@ def test_all_figures_are_drawn_for_both_readings_of_layer_5(run, tmp_path, capsy
     assert figures3_to_5.main([f"--workdir={tmp_path}/none"]) == 2
 
 
+def test_figures_are_of_the_checkpoint_that_is_named(run, tmp_path, capsys):
+    for step in ("last", "averaged", "2"):
+        assert figures3_to_5.main([f"--workdir={run}", f"--output={tmp_path}/{step}", f"--step={step}"]) == 0
+    drawn = {step: (tmp_path / step / "figure5_layer2.png").read_bytes() for step in ("last", "averaged", "2")}
+    assert drawn["last"] == drawn["2"]
+    capsys.readouterr()
+    assert figures3_to_5.main([f"--workdir={run}", "--step=best"]) == 2
+    assert "--step=best: must be the step of a checkpoint, last or averaged" in capsys.readouterr().err
+
+
 def test_the_words_are_those_that_the_paper_prints(run):
     for sentence in (figures3_to_5.MAKING, figures3_to_5.LAW):
         (found,) = t2t_jax.load(run).attention([sentence], [""])
