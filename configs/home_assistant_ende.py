@@ -2,7 +2,7 @@
 
     python main.py --config=configs/home_assistant_ende.py --workdir=runs/home_assistant_ende
 
-A model of a size between the quickstart's and the paper's, for an accelerator or some hours on a few CPU cores. There is
+A model of a size between the quickstart's and the paper's, for an accelerator or some hours on a few CPU cores; it has
 no record of a run yet.
 """
 

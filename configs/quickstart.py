@@ -1,8 +1,9 @@
 """A small model that learns to translate in minutes on two CPU cores.
 
 English to German, on the user-interface strings of Home Assistant: the 28,799 training pairs of up to 14 subwords a
-side, and 589 test pairs of that length from integrations that are not in the training data. Six runs (three seeds, two versions of JAX) have sacreBLEU 36.1 ± 0.7
-on those, after 11 to 17 minutes of training on an AMD EPYC (experiments/results/quickstart).
+side, and 589 test pairs of that length from integrations that are not in the training data. Six runs (three seeds, two
+versions of JAX) have sacreBLEU 36.1 ± 0.7 on those, after 11 to 17 minutes of training on one core of an AMD EPYC
+(experiments/results/quickstart).
 
     python main.py --config=configs/quickstart.py --workdir=runs/quickstart
 """
