@@ -5,6 +5,7 @@ All sharding rules are in this file.
 
 import collections
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed  # the address of process 0 and its key-value store
+from jax._src import distributed  # the address of process 0, its key-value store and its barriers
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -24,6 +25,7 @@ from t2t_jax.errors import InputError, Range
 
 DATA, MODEL = "data", "model"
 _JOIN_SECONDS = 300
+_ANY_TIME_MS = 10**10  # four months: peers.py ends the processes that wait for a lost one
 PEER_TIMEOUT_SECONDS = Range(5, 86_400)  # a busy machine may miss heartbeats for a second or two
 
 # The axis that tensor parallelism shards (heads, d_ff or vocabulary), by the last two parts of a parameter's name.
@@ -183,9 +185,16 @@ def is_main() -> bool:
 
 
 def wait_for_all(name: str) -> None:
-    """A barrier: returns when every process has called it with this name."""
+    """A barrier: returns when every process has called it with this name, however long that takes.
+
+    It is one of JAX's coordination service, not of the devices: these are connected by their first collective
+    operation, in which Gloo waits 30 s for the other processes, and preparing data takes longer.
+    """
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(name)
+        distributed.global_state.client.wait_at_barrier(f"{name} {next(_barriers)}", _ANY_TIME_MS)
+
+
+_barriers = itertools.count()  # the name of a barrier holds once
 
 
 @contextlib.contextmanager
@@ -202,6 +211,7 @@ def gather(value: Any) -> list[Any]:
     """All-gathers a JSON value: those of all processes, by process index."""
     if jax.process_count() == 1:
         return [value]
+    wait_for_all("gather")
     data = np.frombuffer(json.dumps(value).encode(), np.uint8)
     lengths = multihost_utils.process_allgather(np.array(len(data)))
     rows = multihost_utils.process_allgather(np.pad(data, (0, lengths.max() - len(data))))

@@ -120,6 +120,21 @@ def check_behind_all_reduces(_, *join):
             check_state(state, mesh, {"step": 0})
 
 
+@pytest.mark.slow
+def test_processes_wait_for_one_that_prepares_its_data_for_longer_than_gloo_waits(tmp_path):
+    outputs = ended(start_two("-m", "tests.test_processes", "wait", str(tmp_path)), 0)
+    assert [output for output, _ in outputs] == ["[0, 1]\n"] * 2
+
+
+def wait_longer_than_gloo(_, *join):
+    """What each of the two processes does in the test above: each has a data folder of its own to prepare."""
+    coordinator, num_processes, process_id = (flag.partition("=")[2] for flag in join)
+    with sharding.joined_processes(coordinator, int(num_processes), int(process_id), timeout_seconds=60):
+        with sharding.main_first("data"):
+            time.sleep(33)  # Gloo waits 30 s
+        print(sharding.gather(int(process_id)))
+
+
 @pytest.mark.parametrize("seconds", [1.0, float("nan"), float("inf")])
 def test_an_invalid_time_limit_is_refused(seconds):
     with (
@@ -259,6 +274,8 @@ def test_a_lost_process_ends_the_other_within_the_limit_and_the_same_command_res
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "wait":
+        sys.exit(wait_longer_than_gloo(*sys.argv[2:]))
     if sys.argv[1] == "check":
         sys.exit(check_behind_all_reduces(*sys.argv[2:]))
     if sys.argv[1] in ("parameter", "batch"):
