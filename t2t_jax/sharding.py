@@ -240,8 +240,9 @@ class FlagReducer:
         """Starts the all-reduce of this step's flags; returns the result of `delay` steps ago, at first False."""
         if jax.process_count() == 1:
             return flags
-        rows = np.array([flags] * self._mesh.shape[DATA])
-        self._pending.append(self._any(jax.make_array_from_callback(rows.shape, by_rows(self._mesh), rows.__getitem__)))
+        rows = np.array([flags] * self._mesh.size)  # a row a device: processes may share a row of the data axis
+        by_device = NamedSharding(self._mesh, PartitionSpec((DATA, MODEL)))
+        self._pending.append(self._any(jax.make_array_from_callback(rows.shape, by_device, rows.__getitem__)))
         if len(self._pending) <= self._delay:
             return (False,) * len(flags)
         return tuple(np.asarray(self._pending.popleft()).tolist())

@@ -41,12 +41,12 @@ def get_config():
 DROPOUT = {"model__dropout": 0.1, "model__attention_dropout": 0.1}
 
 
-def start_two(*command):
-    """Starts the command in two processes that join each other."""
+def start_two(*command, devices=4):
+    """Starts the command in two processes, of so many devices each, that join each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
     join = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
     return [
@@ -86,6 +86,8 @@ def train_and_keep(directory, process_id):
     own.mkdir()
     rows = sharding.rows_of_process(sharding.make_mesh(), 10, multiple=2)  # ten rows and six of padding
     assert rows == [slice(0, 8), slice(8, 10)][int(process_id)]
+    one_copy = sharding.make_mesh(model_parallel=8)  # of the model, over both processes
+    assert sharding.FlagReducer(one_copy, delay=0).reduce(process_id == "1", False) == (True, False)
     config = tiny_config(own, **DROPOUT)
     losses, state = train(config, open_store(config.data), 8)
     state = sharding.gather_arrays(state, sharding.make_mesh())
@@ -190,6 +192,16 @@ def test_processes_save_and_stop_together_and_resume(tmp_path):
     alone = main.main([*command("alone"), "--config.evaluate.samples=0"])
     found = json.loads((tmp_path / "alone/result.json").read_text())
     assert alone == 0 and found["batches_checksum"] == results[0]["batches_checksum"] > 0
+
+
+@pytest.mark.slow
+def test_processes_that_hold_one_copy_of_the_model_stop_together(tmp_path):
+    (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
+    command = ("main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/run")
+    processes = start_two(*command, "--config.machine.model_parallel=2", devices=1)
+    wait_for_checkpoint(processes[0], tmp_path / "run")
+    processes[1].send_signal(signal.SIGTERM)
+    assert all("saved; the same command resumes" in errors for _, errors in ended(processes, 3))
 
 
 @pytest.mark.slow
