@@ -94,6 +94,20 @@ def rows_of_process(mesh: Mesh, rows: int, multiple: int = 1) -> slice:
     return slice(min(start for start, *_ in parts), min(rows, max(stop for _, stop, _ in parts)))
 
 
+def first_copies(batch: dict[str, np.ndarray], mesh: Mesh, multiple: int = 1) -> dict[str, np.ndarray]:
+    """The batch with only those rows of which this process holds the first copy; the others are zeros.
+
+    Each row has a copy on every device of the model axis, so several processes may read it.
+    """
+    if jax.process_count() == 1:
+        return batch
+    count = next(iter(batch.values())).shape[0]
+    owners = [device.process_index for device in mesh.devices[:, 0]]
+    rows_each = (count + _added_rows(mesh, count, multiple)) // len(owners)
+    is_own = np.repeat(np.array(owners) == jax.process_index(), rows_each)[:count]
+    return {name: x * is_own[:, None] for name, x in batch.items()}
+
+
 def _added_rows(mesh: Mesh, rows: int, multiple: int) -> int:
     return -rows % (mesh.shape[DATA] * multiple)
 

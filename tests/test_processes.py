@@ -88,6 +88,10 @@ def train_and_keep(directory, process_id):
     assert rows == [slice(0, 8), slice(8, 10)][int(process_id)]
     one_copy = sharding.make_mesh(model_parallel=8)  # of the model, over both processes
     assert sharding.FlagReducer(one_copy, delay=0).reduce(process_id == "1", False) == (True, False)
+    for mesh in (sharding.make_mesh(), sharding.make_mesh(model_parallel=4), one_copy):
+        batch = {"inputs": np.arange(1, 21, dtype=np.int32).reshape(10, 2)}
+        counted = sharding.gather(sharding.first_copies(batch, mesh, multiple=2)["inputs"].tolist())
+        np.testing.assert_array_equal(np.sum(counted, axis=0), batch["inputs"])  # each row once
     config = tiny_config(own, **DROPOUT)
     losses, state = train(config, open_store(config.data), 8)
     state = sharding.gather_arrays(state, sharding.make_mesh())
@@ -195,13 +199,17 @@ def test_processes_save_and_stop_together_and_resume(tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_that_hold_one_copy_of_the_model_stop_together(tmp_path):
+def test_processes_that_hold_one_copy_of_the_model_stop_together_and_count_each_batch_once(tmp_path):
     (tmp_path / "config.py").write_text(CONFIG.format(directory=str(tmp_path)))
     command = ("main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/run")
     processes = start_two(*command, "--config.machine.model_parallel=2", devices=1)
     wait_for_checkpoint(processes[0], tmp_path / "run")
     processes[1].send_signal(signal.SIGTERM)
     assert all("saved; the same command resumes" in errors for _, errors in ended(processes, 3))
+    both = losses(tmp_path / "run")
+    fields = [f"--workdir={tmp_path}/alone", f"--config.train.train_steps={both[-1][0]}", "--config.evaluate.samples=0"]
+    assert main.main([*command[:2], *fields]) == 0
+    assert [record[3] for record in losses(tmp_path / "alone")] == [record[3] for record in both]
 
 
 @pytest.mark.slow

@@ -98,7 +98,8 @@ def train_in(
             pairs, _ = experiment.batches.pairs(step)
             step += 1
             flops = passes * training_flops(experiment.model.config, *experiment.batches.lengths(pairs))
-            progress.add(step, metrics, batch, pairs, flops)
+            own = sharding.first_copies(batch, mesh, compiled.microbatches)
+            progress.add(step, metrics, own, pairs, flops)
             profiler.after(step, progress)
             # All processes follow the clock of the main one; a signal may come to any of them.
             save_now, stop = flags.reduce(sharding.is_main() and save_minutes(step), stopped())

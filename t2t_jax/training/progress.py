@@ -102,8 +102,8 @@ class Progress:
         self._clock = now
 
     def add(self, step: int, metrics: Metrics, batch: dict[str, np.ndarray], pairs: np.ndarray, flops: float) -> None:
-        """Adds a step: its metrics, its batch with the rows that this process has read, and of the whole batch the
-        indices of its pairs and the floating-point operations.
+        """Adds a step: its metrics, its batch with the rows that this process counts (`sharding.first_copies`), and of
+        the whole batch the indices of its pairs and the floating-point operations.
         """
         self._pending.append((step, metrics, batch["targets"].size, flops))
         self._checksum_of_own_rows += checksum(step, batch)
