@@ -96,7 +96,7 @@ def get_config() -> ml_collections.ConfigDict:
     train.on_nonfinite = "halt"  # where the loss, a gradient or a parameter is NaN or infinite; or 'skip' the update
 
     config.machine = machine = ml_collections.ConfigDict()  # use of the devices; no field changes the experiment
-    machine.engine = "jit"  # or 'pmap', JAX's older API, for data parallelism only
+    machine.engine = "jit"  # or 'pmap', JAX's older API, for data parallelism in one process
     machine.model_parallel = 1  # tensor parallelism: devices over which heads, d_ff and the vocabulary are sharded
     machine.shard_state = False  # ZeRO: shard parameters and optimiser state over the data-parallel devices
     machine.memory_gib = 0.0  # of a device, for train.accumulate=0; 0: as the device reports

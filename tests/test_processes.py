@@ -24,6 +24,7 @@ from t2t_jax.data.preparation import open_store
 from t2t_jax.errors import InputError
 from t2t_jax.training import loop
 from t2t_jax.training.agreement import check_state
+from t2t_jax.training.checks import check
 from tests.runs import tiny_config
 from tests.test_devices import assert_same, train
 from tests.test_resume import assert_same_run, losses, wait_for_checkpoint
@@ -92,6 +93,8 @@ def train_and_keep(directory, process_id):
         batch = {"inputs": np.arange(1, 21, dtype=np.int32).reshape(10, 2)}
         counted = sharding.gather(sharding.first_copies(batch, mesh, multiple=2)["inputs"].tolist())
         np.testing.assert_array_equal(np.sum(counted, axis=0), batch["inputs"])  # each row once
+    with pytest.raises(InputError, match="machine.engine='pmap' is for a single process; .*'jit'"):
+        check(tiny_config(own, machine__engine="pmap"))
     config = tiny_config(own, **DROPOUT)
     losses, state = train(config, open_store(config.data), 8)
     state = sharding.gather_arrays(state, sharding.make_mesh())

@@ -115,6 +115,8 @@ def check_machine(config: ConfigDict) -> None:
     """Refuses ways to use the devices that exclude each other."""
     engine, parallel, heads = config.machine.engine, config.machine.model_parallel, config.model.num_heads
     choice("machine.engine", engine, ["jit", "pmap"])
+    if engine == "pmap" and jax.process_count() > 1:
+        raise InputError("machine.engine='pmap' is for a single process; several need machine.engine='jit'")
     if parallel > 1 and (heads % parallel or engine == "pmap"):
         raise InputError(
             f"machine.model_parallel={parallel} must divide model.num_heads={heads}, and needs machine.engine='jit'"
