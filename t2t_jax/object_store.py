@@ -63,6 +63,7 @@ class RemoteFolder:
     def __init__(self, field: str, url: str, local: Path, unit: re.Pattern[str]):
         self._field, self._url, self._local, self._unit = field, url, local, unit
         self._stamps: dict[str, Stamp] = {}  # of the files that were last seen to be the same on both sides
+        self._sent: set[str] = set()  # what may be in the store from here, also where no answer has come
         self._files, self._root = self._connect()
 
     def _connect(self) -> tuple[Any, str]:
@@ -126,7 +127,7 @@ class RemoteFolder:
         found = self._list()
         complete = self._complete(found)
         below = {name for name in found if exclusive and name.startswith(exclusive)}
-        others = below & complete - self._stamps.keys()
+        others = below & complete - self._stamps.keys() - self._sent
         if others:
             raise InputError(
                 f"{self._field}: another process is writing to {self._url}: {min(others)} is not from here; "
@@ -144,11 +145,14 @@ class RemoteFolder:
             self._remove(stale)
             for names in (changed - manifests - later, manifests, later):
                 self._put(sorted(names))
+                # At once: if what follows fails, the next try must not replace a unit that is complete.
+                self._stamps |= {name: stamps[name] for name in names}
             self._remove(gone & found - stale)
         self._stamps = stamps
 
     def _put(self, names: list[str]) -> None:
         if names:
+            self._sent.update(names)
             self._files.put([str(self._local / name) for name in names], [f"{self._root}/{name}" for name in names])
 
     def _remove(self, names: set[str]) -> None:

@@ -193,6 +193,41 @@ def test_an_upload_that_fails_is_tried_again_unless_it_is_not_permitted(tmp_path
     assert len(waits) == 4
 
 
+@pytest.mark.parametrize("lost", ["request", "answer"])
+def test_an_error_of_any_operation_is_mended_by_the_next_try(tmp_path, monkeypatch, interrupted, lost):
+    monkeypatch.setattr(object_store, "_WAITS", (0,))
+    left = -1
+
+    def failing(operation):
+        def call(*arguments, **options):
+            nonlocal left
+            left -= 1
+            if left == 0 and lost == "request":
+                raise ConnectionError(f"{lost} lost")
+            operation(*arguments, **options)
+            manifests = [name for name in MemoryFileSystem.store if "checkpoints" in name and "manifest" in name]
+            assert left < 0 or manifests, "there is always a complete checkpoint"
+            if left == 0:
+                raise ConnectionError(f"{lost} lost")
+
+        return call
+
+    for name in ("put_file", "rm_file"):
+        monkeypatch.setattr(interrupted, name, failing(getattr(interrupted, name)))
+    for number in range(1, 15):  # the second upload has 14 operations
+        left = -1
+        MemoryFileSystem.store.clear()
+        folder = tmp_path / str(number)
+        first_state(folder)
+        remote = RemoteFolder("workdir", URL, folder, UNIT)
+        remote.upload("checkpoints/")
+        second_state(folder)
+        left = number
+        remote.upload("checkpoints/")
+        assert left <= 0, "the error came"
+        assert downloaded(tmp_path / f"copy_{number}") == files_in(folder)
+
+
 def test_a_second_process_that_trains_is_refused(tmp_path):
     one, other = (RemoteFolder("workdir", URL, tmp_path / name, UNIT) for name in ("one", "other"))
     write(tmp_path / "one", 2, "mine")
