@@ -1,5 +1,7 @@
 """`--init_from`: training starts from another run's weights, with its vocabulary and a fresh optimiser."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -58,8 +60,19 @@ def test_a_run_that_has_started_from_other_weights_is_not_resumed(pretrained, tm
     with pytest.raises(InputError, match="has started from random weights and would be resumed; leave out --init_from"):
         train(config, str(tmp_path / "run"), init_from=str(pretrained))
     train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "tuned"), init_from=str(pretrained))
-    with pytest.raises(InputError, match=f"has started from {pretrained}, averaged checkpoint 6 and would be resumed"):
-        train(config_of(tmp_path, train__train_steps=4), str(tmp_path / "tuned"), init_from=f"{pretrained}/../run")
+    with pytest.raises(InputError, match=f"from {pretrained}, averaged .* be resumed; give --init_from={pretrained},"):
+        train(config_of(tmp_path, train__train_steps=4), str(tmp_path / "tuned"), init_from=str(tmp_path / "run"))
+
+
+def test_a_run_resumes_when_the_one_it_started_from_is_gone_however_its_path_is_written(pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path / "source")
+    train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "run"), init_from=f"{tmp_path}/source/")
+    shutil.rmtree(tmp_path / "source")
+    for steps, path in ((4, f"{tmp_path}/source"), (6, f"{tmp_path}/run/../source/")):
+        result = train(config_of(tmp_path, train__train_steps=steps), str(tmp_path / "run"), init_from=path)
+        assert (result["steps"], result["init_from"]) == (steps, f"{tmp_path}/source/, averaged checkpoint 6")
+    with pytest.raises(InputError, match="--init_from: .*source is not a run folder"):
+        train(config_of(tmp_path), str(tmp_path / "new"), init_from=f"{tmp_path}/source")
 
 
 def test_a_run_resumes_from_a_moved_data_directory(pretrained, tmp_path):

@@ -1,45 +1,71 @@
 """Fine-tuning: training that starts from the weights of another run, with a fresh optimiser (`--init_from`)."""
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from t2t_jax import sharding
+from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data.preparation import local_directory
+from t2t_jax.data.task import Vocabularies
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
-from t2t_jax.files import write_bytes
+from t2t_jax.files import is_url, write_bytes
 from t2t_jax.interop.imported import run_folders
+from t2t_jax.run_folder import RunFolder
 
 _KEPT = ("dropout", "attention_dropout")  # fields of the model that may change between runs
 
 
 class Pretrained(NamedTuple):
-    """What training starts from: the parameters of `checkpoint` of the run `path`."""
+    """What training starts from: the parameters of `checkpoint` of the run `path`; none where a run is resumed."""
 
     path: str
-    checkpoint: str
-    params: Any
+    checkpoint: str = ""
+    params: Any = None
 
     @property
     def name(self) -> str:
         return f"{self.path}, {self.checkpoint}"
 
+    def is_in(self, name: str) -> bool:
+        """Whether `name` is that of a checkpoint of the same run, however its path was written."""
+        return _resolved(name.rpartition(", ")[0]) == _resolved(self.path)
+
+
+def _resolved(path: str) -> str:
+    return path.rstrip("/") if is_url(path) else str(Path(path).expanduser().resolve())
+
+
+def starting_point(config: ConfigDict, path: str, run: RunFolder) -> tuple[ConfigDict, Pretrained]:
+    """`pretrained`; where `run` has a checkpoint, which is resumed, its own sizes and vocabularies: `path` may be gone.
+
+    A config that names other vocabularies is refused.
+    """
+    if not Checkpoints(run.checkpoints).steps():
+        return pretrained(config, path)
+    return _fitted(config, run.config["model"], Vocabularies.open(run.path), path), Pretrained(path)
+
 
 def pretrained(config: ConfigDict, path: str) -> tuple[ConfigDict, Pretrained]:
-    """The trained model in a run folder or a Marian folder, and `config` with its sizes and its vocabularies.
-
-    Dropout alone stays that of `config`. The vocabularies are copied below `data.directory`, so that `path` is needed
-    no more than the weights are. A config that names other vocabularies is refused.
-    """
+    """The trained model in a run folder or a Marian folder, and `config` with its sizes and its vocabularies."""
     try:
         with run_folders(path) as folder:
             found = restore(folder)
             vocabularies, model = found.vocabularies, found.run.config["model"]
     except InputError as error:
         raise InputError(f"--init_from: {str(error).removeprefix('workdir: ')}") from None
+    return _fitted(config, model, vocabularies, path), Pretrained(path, found.checkpoint, found.params)
+
+
+def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabularies, path: str) -> ConfigDict:
+    """`config` with the sizes of `model` and these vocabularies, which are copied below `data.directory`.
+
+    Dropout alone stays that of `config`.
+    """
     config = copy.deepcopy(config)
     config.model.update({name: value for name, value in model.items() if name not in _KEPT})
     directory = local_directory(config.data.directory) / "vocabularies"
@@ -55,7 +81,7 @@ def pretrained(config: ConfigDict, path: str) -> tuple[ConfigDict, Pretrained]:
                 write_bytes(Path(config.data[field]), side.model)
     config.data.vocab_size = len(vocabularies.target)
     config.data.source_vocab_size = 0 if vocabularies.is_joint else len(vocabularies.source)
-    return config, Pretrained(path, found.checkpoint, found.params)
+    return config
 
 
 def _check_same(field: str, given: str, wanted: bytes, path: str) -> None:

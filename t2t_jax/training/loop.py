@@ -22,7 +22,7 @@ from t2t_jax.training import engine
 from t2t_jax.training.agreement import check_state
 from t2t_jax.training.checks import check
 from t2t_jax.training.device_defaults import peak_tflops
-from t2t_jax.training.fine_tuning import Pretrained, pretrained
+from t2t_jax.training.fine_tuning import Pretrained, starting_point
 from t2t_jax.training.profiler import Profiler
 from t2t_jax.training.progress import IN_FLIGHT, Progress
 from t2t_jax.training.result import finish
@@ -40,18 +40,18 @@ def train(
     `profile_steps` are the first and the last step of a trace in `workdir`/profile. Without a checkpoint, training
     starts from the weights of the run `init_from`, if that is given.
     """
-    start = None
-    if init_from:
-        config, start = pretrained(config, init_from)
-    check(config)
+    if not init_from:
+        check(config)
     if is_url(workdir) and jax.process_count() > 1:
         raise InputError(f"workdir: {workdir}: several processes need a folder that they share; give the path of one")
-    mesh = sharding.make_mesh(model_parallel=config.machine.model_parallel)
-    with (
-        local_run(workdir, trains=True) as (folder, publish),
-        contextlib.closing(RunFolder.start(folder, config.to_dict(), sharding.is_main(), publish)) as run,
-    ):
-        return train_in(run, config, mesh, profile_steps, start)
+    with local_run(workdir, trains=True) as (folder, publish):
+        start = None
+        if init_from:  # the config gets its sizes from there
+            config, start = starting_point(config, init_from, RunFolder(folder))
+            check(config)
+        mesh = sharding.make_mesh(model_parallel=config.machine.model_parallel)
+        with contextlib.closing(RunFolder.start(folder, config.to_dict(), sharding.is_main(), publish)) as run:
+            return train_in(run, config, mesh, profile_steps, start)
 
 
 def train_in(

@@ -154,10 +154,11 @@ def restore_or_init(
 def _check_start(found: Checkpoint, run: RunFolder, start: Pretrained | None) -> None:
     """Refuses to resume a run that has not started from `start`, which it would ignore."""
     before = found.metadata["progress"].get("init_from")  # earlier versions did not save it
-    if start and before is not None and not before.startswith(f"{start.path}, "):
+    if start and before is not None and not start.is_in(before):
+        advice = f"give --init_from={before.rpartition(', ')[0]}" if before else "leave out --init_from"
         raise InputError(
             f"--init_from={start.path}: {run.path} has started from {before or 'random weights'} and would be resumed; "
-            "leave out --init_from, or give another --workdir"
+            f"{advice}, or another --workdir"
         )
 
 
