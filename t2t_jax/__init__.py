@@ -3,6 +3,19 @@
 __version__ = "0.1.0"
 
 
+def restore(run: str, step: int | None = None):
+    """A `TrainedModel`, with `model`, `params`, `vocabularies` and `task`; `run` and `step` as for `load`.
+
+    The parameters are NumPy arrays. Its `run` is the folder that was read: where `run` is a URL or a Marian model, a
+    temporary one, which is gone.
+    """
+    from t2t_jax.decoding.trained_model import restore
+    from t2t_jax.interop.imported import run_folders
+
+    with run_folders(run, step) as run:
+        return restore(run, step)
+
+
 def load(run: str, step: int | None = None, *, dtype: str = "float32"):
     """A `Translator` from a run folder; `step=None` takes the averaged checkpoint, else the last.
 

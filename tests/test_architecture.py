@@ -77,7 +77,7 @@ def imports(path, top_only=False):
 def test_arrows_point_down(path):
     name = module(path)
     if name == "t2t_jax":
-        return  # `t2t_jax.load` is the one name it lends from above
+        return  # `load` and `restore` are the names it lends from above
     for imported in imports(path):
         if imported.split(".")[0] in ("t2t_jax", "configs", "main", "benchmarks", "experiments", "tests"):
             below, here = package_of(imported), package_of(name)

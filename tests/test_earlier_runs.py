@@ -9,10 +9,14 @@ import json
 import tarfile
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import main
 import t2t_jax
+from t2t_jax.data.task import TASKS
 from t2t_jax.errors import InputError
 from t2t_jax.interop.export import export_run
 from t2t_jax.run_folder import RunFolder
@@ -39,6 +43,16 @@ def test_it_translates_as_it_did(run):
     [[found]] = t2t_jax.load(run).translate(["one two three"], beam_size=4, max_extra_length=4)
     assert found.text == " ".join(["acht"] * 8) and not found.finished
     assert found.log_prob == pytest.approx(-31.563743591308594, rel=1e-5)
+
+
+def test_its_model_is_restored_as_a_function_and_its_parameters(run):
+    trained, translator = t2t_jax.restore(str(run)), t2t_jax.load(str(run))
+    (expected,) = translator.ensemble.params
+    jax.tree.map(np.testing.assert_array_equal, trained.params, expected)
+    ids = jnp.array([trained.vocabularies.source.encode("one two three")])
+    params = jax.tree.map(jnp.asarray, trained.params)
+    assert trained.model.apply({"params": params}, ids, ids).shape == (*ids.shape, 340)
+    assert trained.task == TASKS["translation"] and t2t_jax.restore(str(run), "last").averaged_steps == [4]
 
 
 def test_it_exports_the_same_parameters(run, tmp_path):
