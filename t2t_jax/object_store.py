@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from t2t_jax import signals
-from t2t_jax.errors import InputError, on_one_line
+from t2t_jax.errors import InputError, InterruptedRun, on_one_line
 from t2t_jax.files import is_url
 from t2t_jax.temporary_folders import standing_for
 
@@ -107,14 +107,17 @@ class RemoteFolder:
         """Uploads what has changed in the copy since the last call or download, and deletes what has gone from it.
 
         Only the caller may write units below `exclusive`: those that others have completed there are an InputError;
-        what interrupted uploads have left there is deleted. What fails is tried again, unless it is not permitted.
+        what interrupted uploads have left there is deleted. What fails is tried again, unless it is not permitted; at
+        last it is an InterruptedRun.
         """
         for wait in (*_WAITS, None):
             try:
                 return self._upload(exclusive)
             except InputError as error:
-                if wait is None or error.__cause__ is None or isinstance(error.__cause__, tuple(_REASONS)):
+                if error.__cause__ is None or isinstance(error.__cause__, tuple(_REASONS)):
                     raise
+                if wait is None:
+                    raise InterruptedRun(str(error)) from error
                 logging.error("%s; the next try is in %d s", error, wait)
                 time.sleep(wait)
 

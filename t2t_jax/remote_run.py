@@ -4,6 +4,9 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from absl import logging
+
+from t2t_jax.errors import InterruptedRun
 from t2t_jax.files import is_url
 from t2t_jax.object_store import RemoteFolder, Select, everything, local_copy
 
@@ -30,7 +33,8 @@ def needed_to_read(step: int | str | None) -> Select:
 def local_run(path: str, select: Select = everything, *, trains: bool = False) -> Iterator[tuple[str, Publish]]:
     """A run folder, or its copy on this machine if `path` is a URL, with what `select` chooses; and its `Publish`.
 
-    What has changed at the end of the block is uploaded too. Of all the processes that use a run, one `trains`.
+    What has changed at the end of the block, or when it is interrupted, is uploaded too. Where `Publish` finds no
+    network, that is logged: the next upload has what this one lacks. Of all the processes that use a run, one `trains`.
     """
     if not is_url(path):
         yield path, lambda: None
@@ -39,7 +43,18 @@ def local_run(path: str, select: Select = everything, *, trains: bool = False) -
     with local_copy("workdir", path) as folder:
         remote = RemoteFolder("workdir", path, folder, _CHECKPOINT)
         remote.download(select)
-        yield str(folder), lambda: remote.upload(exclusive)
+
+        def publish() -> None:
+            try:
+                remote.upload(exclusive)
+            except InterruptedRun as error:
+                logging.error("%s; the run goes on, and the next upload has this one's files too", error)
+
+        try:
+            yield str(folder), publish
+        except InterruptedRun:  # which promises that the run is saved
+            remote.upload(exclusive)
+            raise
         remote.upload(exclusive)
 
 

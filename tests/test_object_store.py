@@ -2,14 +2,15 @@
 
 import os
 import re
+from pathlib import Path
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from t2t_jax import object_store
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.object_store import RemoteFolder, local_copy, mirrored
-from t2t_jax.remote_run import needed_to_read
+from t2t_jax.remote_run import local_run, needed_to_read
 from t2t_jax.temporary_folders import original_of
 
 UNIT = re.compile("checkpoints/([0-9]+)/")
@@ -133,7 +134,7 @@ def test_every_interrupted_upload_leaves_whole_checkpoints_and_is_mended_by_the_
         try:
             remote.upload("checkpoints/")
             break
-        except InputError:
+        except InterruptedRun:
             interrupted.left = None
         found = downloaded(tmp_path / f"reader_{count}")
         for step, files in checkpoints(found).items():
@@ -188,9 +189,34 @@ def test_an_upload_that_fails_is_tried_again_unless_it_is_not_permitted(tmp_path
     with pytest.raises(InputError, match=r"workdir: memory://bucket/run: no permission \(read only\); mend that"):
         remote.upload()
     errors += [ConnectionError("no network")] * 3
-    with pytest.raises(InputError, match="no network"):
+    with pytest.raises(InterruptedRun, match="no network"):  # exit code 3: a scheduler may start the command again
         remote.upload()
     assert len(waits) == 4
+
+
+def test_a_run_outlives_an_outage_between_its_saves_and_is_uploaded_when_it_stops(monkeypatch, interrupted, caplog):
+    network = True
+
+    def check():
+        if not network:
+            raise ConnectionError("no network")
+
+    monkeypatch.setattr(interrupted, "count", check)
+    with pytest.raises(InterruptedRun, match="stopped"), local_run(URL, trains=True) as (path, publish):
+        write(Path(path), 2, "two")
+        publish()
+        network = False
+        write(Path(path), 4, "four")
+        publish()
+        assert "no network" in caplog.text and "the run goes on" in caplog.text
+        network = True
+        raise InterruptedRun("stopped by a signal")
+    with local_run(URL) as (path, _):
+        assert checkpoints(files_in(Path(path))).keys() == {2, 4}
+
+    with pytest.raises(InterruptedRun, match="no network"), local_run(URL, trains=True) as (path, _):
+        write(Path(path), 6, "six")
+        network = False
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])

@@ -12,7 +12,7 @@ import pytest
 import t2t_jax
 from t2t_jax import object_store
 from t2t_jax.data.preparation import open_store
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.remote_run import local_run
 from t2t_jax.training.loop import train
 from tests.runs import tiny_config
@@ -162,7 +162,7 @@ def test_an_error_of_the_server_ends_the_run_in_one_line_and_it_resumes(server, 
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     config = tiny_config(tmp_path)
     server.before = refuse
-    with pytest.raises(InputError, match=f"workdir: {RUN}: .*; mend that, and run the same command again"):
+    with pytest.raises(InterruptedRun, match=f"workdir: {RUN}: .*; mend that, and run the same command again"):
         train(config, RUN)
     assert {name.split("/")[1] for name in stored() if name.endswith("/manifest.json")} == {"2"}
     server.before = lambda method, path: None
