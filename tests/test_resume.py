@@ -39,6 +39,11 @@ def losses(run):
     return [(r["step"], r["loss"], r["nll"], r["batches_checksum"]) for r in records if "loss" in r]
 
 
+def evaluations(run):
+    records = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    return [(r["step"], r["dev_perplexity"]) for r in records if "dev_perplexity" in r]
+
+
 def assert_same_run(one, other, step):
     assert losses(one) == losses(other)
     jax.tree.map(np.testing.assert_array_equal, weights(one, step), weights(other, step))
@@ -62,10 +67,11 @@ def test_a_run_resumed_twice_equals_an_uninterrupted_one_data_order_included(tmp
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 30)
 
 
-def test_a_run_stopped_between_two_checkpoints_averages_the_same_ones(tmp_path, monkeypatch):
+def test_a_run_stopped_between_two_checkpoints_averages_the_same_ones_and_evaluates_when_resumed(tmp_path, monkeypatch):
     config = tiny_config(
-        tmp_path, train__train_steps=10, checkpoint__interval_steps=4, checkpoint__average_last=3, checkpoint__keep=3
-    )
+        tmp_path, train__train_steps=10, checkpoint__interval_steps=4, checkpoint__average_last=3, checkpoint__keep=3,
+        evaluate__interval_steps=3,
+    )  # fmt: skip
     whole = train(config, str(tmp_path / "whole"))
 
     @contextlib.contextmanager
@@ -76,9 +82,11 @@ def test_a_run_stopped_between_two_checkpoints_averages_the_same_ones(tmp_path, 
     with monkeypatch.context() as patched, pytest.raises(InterruptedRun, match="after step 9, saved"):
         patched.setattr(signals, "deferred", a_signal_in_step_9)
         train(config, str(tmp_path / "parts"))
+    assert [step for step, _ in evaluations(tmp_path / "parts")] == [3, 6], "that of step 9 would delay the save"
     parts = train(config, str(tmp_path / "parts"))
     assert parts["averaged_steps"] == whole["averaged_steps"] == [4, 8, 10]
     assert parts["test"] == whole["test"]
+    assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
 
 
 CONFIG = """

@@ -92,6 +92,8 @@ def train_in(
     save_minutes = every(minutes=config.checkpoint.interval_minutes)
     flags = sharding.FlagReducer(mesh, delay=IN_FLIGHT)
     with signals.deferred(say) as stopped, contextlib.closing(progress), engine.out_of_memory(), watchdog:
+        if evaluate_steps(step) and not progress.has_evaluated(step):  # a stop came before it
+            evaluate_dev(experiment, state, step, progress)
         for batch in progress.waiting_for(batches):
             profiler.before(step + 1)
             state, metrics = take_step(state, batch)
@@ -103,7 +105,8 @@ def train_in(
             profiler.after(step, progress)
             # All processes follow the clock of the main one; a signal may come to any of them.
             save_now, stop = flags.reduce(sharding.is_main() and save_minutes(step), stopped())
-            if evaluate_steps(step):
+            # A stop can't wait for minutes: the scheduler kills after 30 s. The resumed run evaluates instead.
+            if evaluate_steps(step) and not stop:
                 evaluate_dev(experiment, state, step, progress)
             due = save_steps(step) or save_now or step == train_steps
             if due or stop:

@@ -64,6 +64,7 @@ class Progress:
         self.skipped, self._pairs_crc32 = (saved.get(name, 0) for name in ("skipped", "pairs_crc32"))
         self._checksum, self._checksum_of_own_rows = saved.get("batches_checksum", 0), 0
         self._skipped_in_a_row, self._logged_step = 0, saved.get("logged_step", 0)
+        self._evaluated_step = saved.get("evaluated_step", step)  # earlier versions did not save it
         self.init_from = saved.get("init_from", "")  # whose weights step 0 had; random ones without it
         self._clock = time.monotonic()
 
@@ -71,7 +72,7 @@ class Progress:
         """What a resumed run needs, to log what an uninterrupted one would have logged."""
         totals = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
         totals |= {"skipped": self.skipped, "logged_step": self._logged_step, "since_log": dict(self._since_log)}
-        totals |= {"init_from": self.init_from}
+        totals |= {"init_from": self.init_from, "evaluated_step": self._evaluated_step}
         return totals | {"batches_checksum": self.batches_checksum(), "pairs_crc32": self._pairs_crc32}
 
     @contextlib.contextmanager
@@ -186,8 +187,13 @@ class Progress:
         )
         self._since_log = collections.Counter()
 
+    def has_evaluated(self, step: int) -> bool:
+        """Whether the last evaluation was that of `step`; at step 0 there is none to come."""
+        return self._evaluated_step == step
+
     def report(self, step: int, text: str, metrics: dict[str, Any]) -> None:
         """Logs an evaluation and prints it above the bar."""
+        self._evaluated_step = step
         self._run.log(step, **metrics)
         self.say(text)
 
