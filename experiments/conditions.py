@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.records import Record, changes
+from experiments.records import Record, changes, training_seconds
 
 
 def conditions(record: Record, full_steps: int, expected: Mapping[str, Any], measured: Sequence[str]) -> str:
@@ -14,6 +14,7 @@ def conditions(record: Record, full_steps: int, expected: Mapping[str, Any], mea
     """
     steps, averaged = record["steps"], len(record["averaged_steps"])
     short = f", a shortened run: {full_steps:,} are the whole" if steps < full_steps else ""
+    times = list(training_seconds(record).items())
     changed = [f"{name}={value}" for name, value in changes(record["config"], expected).items()]
     return "; ".join(
         [
@@ -23,7 +24,11 @@ def conditions(record: Record, full_steps: int, expected: Mapping[str, Any], mea
             *([f"departs from its config in {', '.join(changed)}"] if changed else []),
             f"seed {record['seed']}",
             *measured,
-            f"{record['training_seconds'] / 3600:.1f} hours of training on {record['hardware']}",
+            " and ".join([_hours(*times[0], of=" of training"), *(_hours(*time) for time in times[1:])]),
             f"{record['date']}, commit {record['commit'][:12]}",
         ]
     )
+
+
+def _hours(hardware: str, seconds: float, of: str = "") -> str:
+    return f"{seconds / 3600:.1f} hours{of} on {hardware}"

@@ -9,6 +9,8 @@ rendered from records, so they can be rendered again without the runs. A finishe
 """
 
 import argparse
+import collections
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +29,7 @@ Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
 
 PROVENANCE_FIELDS = ("seed", "steps", "averaged_steps", "parameters", "training_seconds", "target_tokens_per_second",
                      "hardware", "commit", "date", "jax")  # fmt: skip
-_LATER_FIELDS = ("init_from", "training_flops", "training_pairs")  # results of earlier versions lack them
+_LATER_FIELDS = ("init_from", "trained_on", "training_flops", "training_pairs")  # results of earlier versions lack them
 RESULT_FIELDS = (*PROVENANCE_FIELDS, "dev", "test")
 BASE = "base"  # the row that the others of a sweep are compared with, unless --base names another
 RECORD_FIELDS = ("row", "config", *RESULT_FIELDS)
@@ -44,11 +46,13 @@ _LEFT_OUT = frozenset(["data.directory", "data.archives", "train.seed", "train.t
                        "train.accumulate", "train.on_nonfinite"])  # fmt: skip
 _FILE_FIELDS = ("data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
 
+_ROUNDING_SECONDS = 1.0  # more than the rounding of several numbers of seconds adds up to
 _RECORD_TYPES = {"row": TEXT, "config": OBJECT, "seed": INTEGER, "steps": INTEGER, "averaged_steps": LIST,
                  "dev": OBJECT, "test": OBJECT, "parameters": INTEGER, "training_seconds": NUMBER,
                  "target_tokens_per_second": NUMBER, "hardware": TEXT, "commit": TEXT, "date": TEXT, "jax": TEXT,
                  "init_from": TEXT, "training_flops": NUMBER, "training_pairs": INTEGER, "against_base": OBJECT,
-                 "other_tests": OBJECT}  # fmt: skip
+                 "trained_on": LIST, "other_tests": OBJECT}  # fmt: skip
+_TRAINED_ON_TYPES = {"commit": TEXT, "hardware": TEXT, "jax": TEXT, "seconds": NUMBER}
 _SCORE_TYPES = {"headline": TEXT, "paper_bleu": NUMBER, "paper_signature": TEXT, "lowercased_bleu": NUMBER,
                 "lowercased_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT, "perplexity": NUMBER,
                 "sentences": INTEGER}  # fmt: skip
@@ -69,6 +73,8 @@ def _check_record(record: Record, where: str) -> Record:
 def check_provenance(record: Record, where: str) -> Record:
     """Returns the record if all but its scores has the types that the tables need."""
     check_types(record, _RECORD_TYPES, where)
+    for entry in record.get("trained_on", []):
+        check_types(entry, _TRAINED_ON_TYPES, f"{where}: trained_on", _TRAINED_ON_TYPES)
     config = check_types(
         record["config"], {"data.vocab_size": INTEGER}, f"{where}: config", MODEL_FIELDS + CONFIG_FIELDS
     )
@@ -77,6 +83,20 @@ def check_provenance(record: Record, where: str) -> Record:
         if not is_scalar(value):
             raise DamagedError(f"{where} is damaged: {field} of its config is {shown(value)}; it must be a scalar")
     return record
+
+
+def training_seconds(record: Record) -> dict[str, float]:
+    """{hardware: seconds of training on it}.
+
+    Earlier versions did not note it: what is left of the whole time counts as spent on the hardware of the evaluation.
+    """
+    seconds = collections.Counter()
+    for entry in record.get("trained_on", []):
+        seconds[entry["hardware"]] += entry["seconds"]
+    left = record["training_seconds"] - sum(seconds.values())
+    if not seconds or left > _ROUNDING_SECONDS:
+        seconds[record["hardware"]] += left
+    return dict(seconds)
 
 
 def need_scores(record: Record, split: str, fields: Iterable[str]) -> None:

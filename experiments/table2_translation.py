@@ -9,8 +9,9 @@ configs/{base,big}_{ende,enfr}.py; fields that were changed are listed under the
 
 There are two estimates of training cost, which differ several times over; compare each only with itself. "Capacity ×
 time" is the paper's: training time × number of devices × the FLOP/s that one device sustains, known for K80, K40, M40
-and P100 (footnote 5). For others, --sustained_tflops=H100=60 sets the sustained TFLOP/s of every device whose name
-contains H100. "Counted" is the number of floating-point operations in the matrix products, if the run counted them.
+and P100 (footnote 5); of a run that was resumed on other devices, the sum over all. For others,
+--sustained_tflops=H100=60 sets the sustained TFLOP/s of every device whose name contains H100. "Counted" is the number
+of floating-point operations in the matrix products, if the run counted them.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from typing import Any
 from configs import base_ende, base_enfr, big_ende, big_enfr
 from experiments import paper
 from experiments.conditions import conditions
-from experiments.records import Record, fields_of, load, need_scores
+from experiments.records import Record, fields_of, load, need_scores, training_seconds
 from experiments.tables import FORMATS, power_of_ten, print_notes, render
 from t2t_jax.errors import InputError, exit_code_of
 
@@ -46,17 +47,23 @@ def paper_cost(seconds: float, devices: int, tflops: float) -> float:
 
 
 def cost_of(record: Record, sustained: dict[str, float]) -> float | None:
-    """`paper_cost` of a run; None if the name of its devices contains no name in `sustained`."""
-    devices, device_name = devices_of(record)
-    tflops = next((value for name, value in sustained.items() if name in device_name), None)
-    return None if tflops is None else paper_cost(record["training_seconds"], devices, tflops)
+    """`paper_cost` of a run, summed over the hardware it was trained on.
+
+    None if the name of a device contains no name in `sustained`.
+    """
+    costs = []
+    for hardware, seconds in training_seconds(record).items():
+        devices, device_name = devices_of(record, hardware)
+        tflops = next((value for name, value in sustained.items() if name in device_name), None)
+        costs.append(None if tflops is None else paper_cost(seconds, devices, tflops))
+    return None if None in costs else sum(costs)
 
 
-def devices_of(record: Record) -> tuple[int, str]:
-    """Number and name of the devices of a run, parsed from '8 × NAME, Python 3.11.4'."""
-    found = re.fullmatch(r"(\d{1,9}) × (.*?)(, Python .*)?", record["hardware"])
+def devices_of(record: Record, hardware: str) -> tuple[int, str]:
+    """Number and name of the devices in `hardware`, which a run was trained on: '8 × NAME, Python 3.11.4'."""
+    found = re.fullmatch(r"(\d{1,9}) × (.*?)(, Python .*)?", hardware)
     if not found:
-        raise InputError(f"record: hardware of {record['row']} must be 'COUNT × NAME'; got {record['hardware']!r}")
+        raise InputError(f"record: hardware of {record['row']} must be 'COUNT × NAME'; got {hardware!r}")
     return int(found[1]), found[2]
 
 
@@ -112,7 +119,7 @@ def _conditions(cell: Cell, record: Record) -> str:
 
 def sustained_tflops(given: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
     """{device name: sustained TFLOP/s}: the given NAME=VALUE pairs first, then the paper's."""
-    device_names = {devices_of(record)[1] for record in records}
+    device_names = {devices_of(record, hardware)[1] for record in records for hardware in training_seconds(record)}
     chosen = {}
     for text in given:
         name, value = _named_value(text)

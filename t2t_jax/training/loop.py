@@ -25,7 +25,7 @@ from t2t_jax.training.device_defaults import peak_tflops
 from t2t_jax.training.fine_tuning import Pretrained, starting_point
 from t2t_jax.training.profiler import Profiler
 from t2t_jax.training.progress import IN_FLIGHT, Progress
-from t2t_jax.training.result import finish
+from t2t_jax.training.result import finish, made_on
 from t2t_jax.training.setup import Experiment, compile_step, make_translator, restore_or_init, say, set_up
 from t2t_jax.training.train_step import TrainState
 from t2t_jax.training.watchdog import Watchdog
@@ -86,8 +86,9 @@ def train_in(
     skip = config.train.on_nonfinite == "skip"
     passes = 2 if config.train.r_drop else 1  # over each sentence
     progress = Progress(
-        run, step, train_steps, config.train.log_interval, experiment.schedule, peak_flops, skip, saved, watchdog
-    )
+        run, step, train_steps, config.train.log_interval, experiment.schedule, peak_flops, skip, saved, watchdog,
+        made_on(mesh),
+    )  # fmt: skip
     save_steps, evaluate_steps = (every(steps=config[of].interval_steps) for of in ("checkpoint", "evaluate"))
     save_minutes = every(minutes=config.checkpoint.interval_minutes)
     flags = sharding.FlagReducer(mesh, delay=IN_FLIGHT)

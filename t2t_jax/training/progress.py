@@ -5,7 +5,7 @@ import contextlib
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -44,8 +44,10 @@ class Progress:
         skip_nonfinite: bool,
         saved: dict[str, Any],
         watchdog: Watchdog,
+        trains_on: Mapping[str, str],
     ):
-        """`saved` is what `totals` returned at `step`; at step 0 nothing, or `init_from` alone.
+        """`saved` is what `totals` returned at `step`; at step 0 nothing, or `init_from` alone. `trains_on` is the
+        hardware and software from here on.
 
         `peak_flops` is the rate of all devices together, 0 where it is unknown. With `skip_nonfinite`, updates with a
         number that is not finite have been skipped: they are counted and reported.
@@ -66,13 +68,25 @@ class Progress:
         self._skipped_in_a_row, self._logged_step = 0, saved.get("logged_step", 0)
         self._evaluated_step = saved.get("evaluated_step", step)  # earlier versions did not save it
         self.init_from = saved.get("init_from", "")  # whose weights step 0 had; random ones without it
+        self._seconds_on = [dict(entry) for entry in saved.get("trained_on", [])]  # earlier versions did not save it
+        same = (entry for entry in self._seconds_on if entry == {**entry, **trains_on})
+        if (entry := next(same, None)) is None:
+            self._seconds_on.append(entry := {**trains_on, "seconds": 0.0})
+        self._seconds_here = entry
         self._clock = time.monotonic()
+
+    @property
+    def trained_on(self) -> list[dict[str, Any]]:
+        """The `seconds` of training on each hardware and software that the run was trained on."""
+        return [dict(entry) for entry in self._seconds_on if entry["seconds"]]
 
     def totals(self) -> dict[str, Any]:
         """What a resumed run needs, to log what an uninterrupted one would have logged."""
         totals = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
         totals |= {"skipped": self.skipped, "logged_step": self._logged_step, "since_log": dict(self._since_log)}
-        totals |= {"init_from": self.init_from, "evaluated_step": self._evaluated_step}
+        totals |= {
+            "init_from": self.init_from, "evaluated_step": self._evaluated_step, "trained_on": self.trained_on
+        }  # fmt: skip
         return totals | {"batches_checksum": self.batches_checksum(), "pairs_crc32": self._pairs_crc32}
 
     @contextlib.contextmanager
@@ -100,6 +114,7 @@ class Progress:
         self._since_log[f"{name}_seconds"] += now - self._clock
         if name not in _NOT_TRAINING:
             self.seconds += now - self._clock
+            self._seconds_here["seconds"] += now - self._clock
         self._clock = now
 
     def add(self, step: int, metrics: Metrics, batch: dict[str, np.ndarray], pairs: np.ndarray, flops: float) -> None:

@@ -37,15 +37,14 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
         "parameters": sum(x.size for x in jax.tree.leaves(averaged.params)),
         "seed": config.train.seed,
         "training_seconds": round(progress.seconds, 1),
+        "trained_on": [entry | {"seconds": round(entry["seconds"], 1)} for entry in progress.trained_on],
         "training_flops": progress.flops,
         "skipped_steps": progress.skipped,
         "batches_checksum": progress.batches_checksum(),
         "evaluation_dtype": config.evaluate.dtype,
         "target_tokens_per_second": round(progress.tokens / progress.seconds, 1),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "commit": code_version(),
-        "hardware": hardware(experiment.mesh),
-        "jax": jax.__version__,
+        **made_on(experiment.mesh),  # of this evaluation; of the training: trained_on
     }
     if run.writes:
         for split, evaluation in found.items():
@@ -57,6 +56,11 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
         for split in store.test_sets:
             print_scores(split, found[split])
     return result
+
+
+def made_on(mesh: Mesh) -> dict[str, str]:
+    """The hardware and the software of this process, for records."""
+    return {"commit": code_version(), "hardware": hardware(mesh), "jax": jax.__version__}
 
 
 def hardware(mesh: Mesh) -> str:

@@ -29,7 +29,7 @@ OTHERS = {"list": [1, 2], "string": "steps", "number": 3, "null": None, "object 
 VALUE_OF_OTHER_TYPE = {
     "row": 3, "config": [], "init_from": 3, "seed": "../../evil", "steps": None, "averaged_steps": 5,
     "dev": None, "test": "good", "parameters": True, "training_seconds": "long", "target_tokens_per_second": [],
-    "hardware": 8, "commit": None, "date": {}, "jax": 0.1, "training_flops": "all",
+    "hardware": 8, "commit": None, "date": {}, "jax": 0.1, "training_flops": "all", "trained_on": "long",
 }  # fmt: skip
 
 

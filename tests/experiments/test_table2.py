@@ -82,6 +82,24 @@ def test_capacity_times_time_needs_the_sustained_flops_of_the_device(tmp_path, c
     assert as_csv(capsys, p100, "--sustained_tflops=P100=19")[0][OURS["base"]][2] == "6.6e18"
 
 
+def test_a_run_on_several_devices_costs_what_each_of_them_has_spent(tmp_path, capsys):
+    """Of 43,200 s, 1,200 are of a version that did not note it: they are counted on `hardware`."""
+    entry = {"commit": "0123", "jax": "0.10.2"}
+    trained_on = [entry | {"hardware": "8 × Tesla P100, Python 3.11.4", "seconds": 30_000.0},
+                  entry | {"hardware": "1 × Tesla K80, Python 3.11.4", "seconds": 12_000.0}]  # fmt: skip
+    hardware = "2 × Tesla K40, Python 3.11.4"
+    run = run_folder(tmp_path / "one", training_seconds=43_200.1, trained_on=trained_on, hardware=hardware)
+    cost = 30_000 * 8 * 9.5e12 + 12_000 * 2.8e12 + 1_200 * 2 * 3.7e12
+    assert paper_cost(43_200, 2, 3.7) < 0.9 * cost
+    rows, notes = as_csv(capsys, run)
+    assert rows[OURS["base"]][2] == f"{cost:.1e}".replace("e+", "e")
+    times = "8.3 hours of training on 8 × Tesla P100, Python 3.11.4 and 3.3 hours on 1 × Tesla K80, Python 3.11.4 and "
+    assert times + f"0.3 hours on {hardware}" in notes
+    whole = [trained_on[0] | {"seconds": 43_200.0}]  # the evaluation alone ran elsewhere
+    record_file = write_records(tmp_path, [record("two", trained_on=whole, hardware="1 × a laptop")])[0]
+    assert as_csv(capsys, record_file)[0][OURS["base"]][2] == "3.3e18"
+
+
 def test_shortened_runs_and_changed_fields_are_noted(tmp_path, capsys):
     config = base_ende.get_config()
     config.model.attention_bias = True

@@ -8,7 +8,10 @@ import pytest
 from t2t_jax import sharding
 from t2t_jax.evaluation.evaluate import Evaluation
 from t2t_jax.evaluation.metrics import METRICS
+from t2t_jax.training import result
+from t2t_jax.training.loop import train
 from t2t_jax.training.result import hardware, print_scores
+from tests.runs import tiny_config
 
 SCORES = {"sacrebleu": 12.345, "signature": "tok:13a", "chrf": 50.0, "perplexity": 4.0, "sentences": 2}
 
@@ -27,3 +30,20 @@ def test_the_scores_that_there_are_are_printed(capsys, further, printed):
 @pytest.mark.parametrize(("devices", "named"), [(1, r"\d+ cores"), (8, r"\d+ cores, 8 devices")])
 def test_devices_that_share_the_cores_of_one_machine_are_one_machine(devices, named):
     assert re.fullmatch(rf"1 × .+ \({named}\), Python 3\..+", hardware(sharding.make_mesh(jax.devices()[:devices])))
+
+
+def test_each_hardware_has_the_seconds_that_it_has_trained(tmp_path, monkeypatch):
+    """The run is trained on one machine, on another, and only evaluated on a third."""
+    found = []
+    for machine, steps in (("a CPU", 2), ("another CPU", 4), ("a laptop", 4)):
+        monkeypatch.setattr(result, "cpu_name", lambda machine=machine: machine)
+        monkeypatch.setattr(result, "code_version", lambda machine=machine: f"commit on {machine}")
+        found.append(train(tiny_config(tmp_path, train__train_steps=steps), str(tmp_path / "run")))
+    last = found[-1]
+    assert [entry["commit"] for entry in last["trained_on"]] == ["commit on a CPU", "commit on another CPU"]
+    assert [entry["hardware"].split(" (")[0] for entry in last["trained_on"]] == ["1 × a CPU", "1 × another CPU"]
+    assert last["commit"] == "commit on a laptop" and last["hardware"].startswith("1 × a laptop (")
+    seconds = [entry["seconds"] for entry in last["trained_on"]]
+    assert min(seconds) > 0 and sum(seconds) == pytest.approx(last["training_seconds"], abs=0.11)
+    [first] = found[0]["trained_on"]
+    assert first["jax"] == jax.__version__ and first["seconds"] == found[0]["training_seconds"]
