@@ -71,13 +71,21 @@ class Checkpoints:
         with os.scandir(self.directory) as entries:
             return sorted(int(entry.name) for entry in entries if entry.name.isdecimal() and entry.is_dir())
 
-    def newest_good(self, count: int) -> list[int]:
-        """The newest `count` undamaged steps, ascending; logs the damaged ones that it skips.
+    def lasting_steps(self) -> list[int]:
+        """`steps` without a provisional one, unless there is no other."""
+        steps = self.steps()
+        return [step for step in steps if not self._is_provisional(step)] or steps
+
+    def _is_provisional(self, step: int) -> bool:
+        return (self._folder(step) / _PROVISIONAL).exists()
+
+    def newest_good(self, count: int, steps: Sequence[int] | None = None) -> list[int]:
+        """The newest `count` undamaged steps of these or of all, ascending; logs the damaged ones that it skips.
 
         Raises `AbsentError` where the process that trains has meanwhile deleted all steps found.
         """
         good, absent = [], None
-        for step in reversed(self.steps()):
+        for step in reversed(self.steps() if steps is None else steps):
             if len(good) == count:
                 break
             try:
@@ -233,7 +241,7 @@ class CheckpointWriter(Checkpoints):
 
     def _delete_old(self, newest: int) -> None:
         steps = self.steps()
-        lasting = [step for step in steps if step <= newest and not (self._folder(step) / _PROVISIONAL).exists()]
+        lasting = [step for step in steps if step <= newest and not self._is_provisional(step)]
         for step in set(steps) - set(lasting[-self._keep if self._keep else None :]) - {newest}:
             removed = self.directory / f"{step}{_REMOVED}"
             os.rename(self._folder(step), removed)  # renamed first: no reader finds half of it
@@ -298,14 +306,18 @@ def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter)
     return Checkpoint(steps[-1], params, None, metadata)
 
 
-def average_last(source: Checkpoints, count: int, target: CheckpointWriter) -> Checkpoint:
-    """`average` of the newest `count` undamaged checkpoints, or of as many as there are; warns if damage is why."""
+def average_last(source: Checkpoints, count: int, target: CheckpointWriter, *, lasting: bool = False) -> Checkpoint:
+    """`average` of the newest `count` undamaged checkpoints, or of as many as there are; warns if damage is why.
+
+    Those that are `lasting` do not depend on when the run was stopped. At its end, the newest is always the last step.
+    """
 
     def read() -> Checkpoint:
-        steps = source.newest_good(count)
+        known = source.lasting_steps() if lasting else source.steps()
+        steps = source.newest_good(count, known)
         if not steps:
             raise DamagedError(f"{source.directory}: no undamaged checkpoint; there is nothing to average")
-        if len(steps) < min(count, len(source.steps())):
+        if len(steps) < min(count, len(known)):
             logging.warning("%s has %d undamaged checkpoints, not %d", source.directory, len(steps), count)
         return average(source, steps, target)
 
@@ -313,7 +325,10 @@ def average_last(source: Checkpoints, count: int, target: CheckpointWriter) -> C
 
 
 def average_run(checkpoints: Path, averaged: Path, *, last: int | None, steps: Sequence[int] | None) -> Checkpoint:
-    """Averages the last `last` checkpoints, or those at `steps`, into the folder `averaged`, replacing what it held."""
+    """Averages the last `last` checkpoints, or those at `steps`, into the folder `averaged`, replacing what it held.
+
+    A provisional checkpoint is averaged only where it is named, or the only one.
+    """
     source, target = Checkpoints(checkpoints), CheckpointWriter(averaged, keep=1)
     if (last is None) == (steps is None):
         raise InputError("give either --last=N or --steps=a,b,c")
@@ -321,9 +336,9 @@ def average_run(checkpoints: Path, averaged: Path, *, last: int | None, steps: S
         for step in steps:
             source.verify(step)
         return average(source, sorted(steps), target)
-    known = len(source.steps())
+    known = len(source.lasting_steps())
     if not known:
         raise InputError(f"workdir: {checkpoints.parent} has no checkpoints to average")
     if not 1 <= last <= known:
         raise InputError(f"last must be between 1 and the {known} checkpoints in {checkpoints}; got {last}")
-    return average_last(source, last, target)
+    return average_last(source, last, target, lasting=True)

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -231,6 +232,22 @@ def test_a_provisional_step_is_kept_beside_the_others_until_the_next_save(checkp
     assert checkpoints.steps() == [20, 30, 40, 44]
     checkpoints.save(50, tree(50.0), None, {})
     assert checkpoints.steps() == [30, 40, 50]
+
+
+def test_a_provisional_step_is_averaged_only_by_name_or_alone(checkpoints, tmp_path):
+    """So that a run that was stopped has the average of one that was not."""
+    checkpoints.save(42, tree(42.0), None, {}, provisional=True)
+
+    def averaged(last=None, steps=None):
+        found = average_run(checkpoints.directory, tmp_path / "averaged", last=last, steps=steps)
+        return found.metadata["averaged_steps"]
+
+    assert averaged(last=2) == [30, 40] and averaged(steps=[40, 42]) == [40, 42]
+    with pytest.raises(InputError, match="last must be between 1 and the 3 checkpoints"):
+        averaged(last=4)
+    for step in (20, 30, 40):
+        shutil.rmtree(checkpoints.directory / str(step))
+    assert averaged(last=1) == [42]
 
 
 def test_averages_skip_damaged_steps_and_log_them(checkpoints, tmp_path, caplog):
