@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -18,6 +19,7 @@ from t2t_jax.errors import DamagedError
 Batch = dict[str, np.ndarray]
 
 _MIXERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)  # those of splitmix64
+_THREADS, _PREFETCHED = 2, 8  # that read batches; batches that are read ahead
 _CHUNK = 1 << 20  # pairs per indexing operation, because NumPy copies every index array to int64
 
 
@@ -59,7 +61,24 @@ class Batches:
             self._group_of_pair = np.concatenate([groups, np.arange(len(group_sizes), dtype=groups.dtype)])
         layout.resize(group_sizes)
         self.buckets, self.per_epoch = layout.buckets, layout.per_epoch
-        self.plan = functools.lru_cache(maxsize=2)(self._plan)
+        # Threads ask for the plans of one epoch, or several tiny ones, at a time.
+        self._plans = functools.lru_cache(maxsize=2 + (_PREFETCHED + _THREADS) // self.per_epoch)(self._once)
+        self._lock = threading.Lock()
+
+    def plan(self, epoch: int) -> Plan:
+        """The batches of an epoch, planned by the first thread that asks; others wait only for the same epoch."""
+        with self._lock:
+            planned = self._plans(epoch)
+        return planned()
+
+    def _once(self, epoch: int) -> Callable[[], Plan]:
+        lock, plan = threading.Lock(), functools.cache(self._plan)
+
+        def planned() -> Plan:
+            with lock:  # functools' caches do not hold back a second thread
+                return plan(epoch)
+
+        return planned
 
     def _plan(self, epoch: int) -> Plan:
         rng = np.random.default_rng([self._seed, epoch])
@@ -111,7 +130,7 @@ class Batches:
         its devices (`sharding.rows_of_process`).
         """
         source = _Steps(self, first, last, rows)
-        options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=8)
+        options = grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_PREFETCHED)
         return iter(grain.MapDataset.source(source).to_iter_dataset(options))
 
 

@@ -1,4 +1,5 @@
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -318,3 +319,20 @@ def test_the_number_of_packed_rows_is_a_multiple_of_8_and_rows_hold_two_sentence
 def test_a_budget_below_the_longest_sentence_is_refused(packing):
     with pytest.raises(InputError, match=r"data.tokens_per_batch=11 is less than the longest sentence \(12"):
         batches_of([(3, 12)], 11, 1, 0, packing)
+
+
+@pytest.mark.parametrize("budget", [120, 3000])
+def test_each_epoch_is_planned_once_though_several_threads_read_ahead_over_tiny_epochs(monkeypatch, budget):
+    planned, plan = [], Batches._plan
+
+    def plan_slowly(batches, epoch):
+        planned.append(epoch)
+        time.sleep(0.05)
+        return plan(batches, epoch)
+
+    monkeypatch.setattr(Batches, "_plan", plan_slowly)
+    batches = batches_of([(5, 5)] * 100, budget, 1, 0)
+    steps = 12 * batches.per_epoch
+    for step, _ in enumerate(batches.iterate(0, steps)):
+        batches.pairs(step)  # as the loop asks for them
+    assert sorted(planned) == list(range(12)), f"{batches.per_epoch} batches an epoch"
