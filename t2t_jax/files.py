@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -295,12 +296,13 @@ def try_lock(lock: Path) -> TextIO | None:
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path, held: str = "") -> Iterator[None]:
     """Exclusive flock on a folder, made if it does not exist; waited for, and released when the process dies.
 
-    The holder may remove the folder: whoever waited for it then locks a new one.
+    The holder may remove the folder: whoever waited for it then locks a new one. Where another process holds the lock,
+    `held` says so to people: the wait may be long.
     """
-    while (handle := _locked(folder)) is None:
+    while (handle := _locked(folder, held)) is None:
         pass
     try:
         yield
@@ -308,7 +310,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _locked(folder: Path) -> int | None:
+def _locked(folder: Path, held: str) -> int | None:
     """The handle of a locked folder; None if another process has removed the folder meanwhile."""
     try:
         folder.mkdir(parents=True, exist_ok=True)  # FileNotFoundError: the file system refuses, as /proc does
@@ -321,7 +323,12 @@ def _locked(folder: Path) -> int | None:
         handle = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
         return None
-    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if held:
+            print(f"{held}; waiting for it", file=sys.stderr, flush=True)
+        fcntl.flock(handle, fcntl.LOCK_EX)
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(handle), os.stat(folder)):
             return handle

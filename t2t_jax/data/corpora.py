@@ -206,8 +206,8 @@ def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directo
 def _fetch_wheel(directory: Path) -> Path:
     """The wheel, downloaded once and checked by its hash on every use. It is read as an archive, never installed."""
     wheel = directory / "downloads" / _WHEEL
-    with folder_lock(wheel.parent):  # held also to look for it: pip does not write it atomically
-        if not wheel.exists():
+    with folder_lock(wheel.parent, f"another process downloads to {wheel.parent}"):
+        if not wheel.exists():  # asked under the lock, as pip does not write it atomically
             _pip_download("homeassistant==2026.11.0", wheel.parent)
     if (found := sha256(wheel)) != _WHEEL_SHA256:
         raise DamagedError(f"{wheel}: sha256 is {found}, expected {_WHEEL_SHA256}; delete the file and run again")

@@ -30,7 +30,7 @@ def downloaded(url: str, size: int, checksum: str, folders: Sequence[Path]) -> P
     """
     path = _find(url, folders)
     if path is None:
-        with folder_lock(folders[-1]):
+        with folder_lock(folders[-1], f"another process downloads to {folders[-1]}"):
             path = _find(url, folders) or download(url, folders[-1] / base_name(url), size)
     if (found_size := path.stat().st_size) != size:
         raise DamagedError(f"{path}: {found_size:,} bytes, expected {size:,}; replace it by {url}")

@@ -168,7 +168,7 @@ def prepare(
     final = _store_folder(corpus, settings, directory)
     work = final.with_name(f".{final.name}.unfinished")
     while work.exists() or not final.exists():
-        with folder_lock(work):
+        with folder_lock(work, f"another process prepares these data, in {work}"):
             try:
                 if not final.exists():
                     _write(corpus, settings, work, final, write_by_jobs)

@@ -70,7 +70,7 @@ def prepare(foreign: str, directory: Path, archives: str) -> Prepared:
     root = directory / "tensorflow_datasets"
     final = root / "wmt14_translate" / f"{foreign}-en" / "1.0.0"
     if not final.exists():
-        with folder_lock(root):
+        with folder_lock(root, f"another process prepares WMT14 in {root}"):
             if not final.exists():
                 _prepare(foreign, final, directory / "downloads", archives)
     manifest = _checked_manifest(final)

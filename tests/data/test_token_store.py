@@ -1,4 +1,6 @@
+import concurrent.futures
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.preparation import StoreSettings, draw, open_store, prepare
 from t2t_jax.data.token_store import TokenStore
 from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.files import folder_lock
 from tests.data import toy_corpus
 from tests.runs import tiny_config
 
@@ -59,6 +62,19 @@ def test_dropped_training_pairs_are_counted_and_held_out_pairs_are_never_dropped
     assert len(store.held_out("test")[0]) == 3
     assert store.describe().startswith("300 of 303 training pairs kept\n")
     assert "2 dropped: an empty side" in store.describe() and "1 dropped: more than" in store.describe()
+
+
+def test_who_waits_for_another_preparation_of_the_same_data_says_so(corpus, tmp_path, capsys):
+    final = preparation._store_folder(corpus, SETTINGS, tmp_path)
+    work, said, deadline = final.with_name(f".{final.name}.unfinished"), "", time.monotonic() + 60
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with folder_lock(work, "nobody else has it"):
+            waiting = pool.submit(prepare, corpus, SETTINGS, tmp_path)
+            while not said and time.monotonic() < deadline:
+                time.sleep(0.05)
+                said = capsys.readouterr().err
+        assert said == f"another process prepares these data, in {work}; waiting for it\n"
+        assert waiting.result().directory == final
 
 
 def test_the_longest_training_pair_has_exactly_max_length_subwords(corpus, tmp_path):
