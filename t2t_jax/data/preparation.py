@@ -375,14 +375,17 @@ def _write_held_out(
 ) -> dict[str, int]:
     """Writes the text of a dev or test set within `heldout_max_length`, and returns how many pairs were read and kept.
 
-    `unknown` of the kept pairs have text that is not in the vocabulary.
+    `unknown` of the kept pairs have text that is not in the vocabulary. `normalized` of the references hold characters
+    that data.cleaning replaces in training text: no translation can equal them. Case is not counted, as the scores of
+    a model that writes lower case ignore it.
     """
+    rules = dataclasses.replace(settings.cleaning, lowercase=False)
     limit, most = settings.heldout_max_length, longest_whole(settings.max_length)
     sides = vocabularies.encode_many(
         [task.preprocess_source(source) for source, _ in pairs], [task.preprocess_target(target) for _, target in pairs]
     )
     encoded = zip(*sides, strict=True)
-    kept, unknown = [], 0
+    kept, unknown, normalized = [], 0, 0
     for line, (pair, ids) in enumerate(zip(pairs, encoded, strict=True), start=1):
         if limit and cleaning.is_too_long(*ids, limit):
             continue
@@ -393,9 +396,10 @@ def _write_held_out(
             )
         kept.append(pair)
         unknown += any(UNKNOWN in side for side in ids)
+        normalized += cleaning.normalize(pair[1], rules) != pair[1]
     if not kept:
         raise InputError(f"data.{stem.name}: no pair of at most data.heldout_max_length={limit} subwords")
     for side, name in enumerate(SIDES):
         # Only \n ends a line, so sentences may hold any other line-breaking character, such as U+2028.
         Path(f"{stem}.{name}.txt").write_bytes("".join(one_line(p[side]) + "\n" for p in kept).encode())
-    return {"read": len(pairs), "kept": len(kept), "unknown": unknown}
+    return {"read": len(pairs), "kept": len(kept), "unknown": unknown, "normalized": normalized}

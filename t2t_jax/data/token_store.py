@@ -137,9 +137,10 @@ class TokenStore:
         for split, counts in self.held_out_counts.items():
             beyond = counts["read"] - counts["kept"]
             left_out = f"; {beyond:,} beyond data.heldout_max_length are not part of it" if beyond else ""
-            unknown = counts.get("unknown", 0)  # earlier stores lack it
+            unknown, normalized = counts.get("unknown", 0), counts.get("normalized", 0)  # earlier stores lack them
             outside = f"; {unknown:,} with text that is not in the vocabulary" if unknown else ""
-            lines.append(f"{counts['kept']:,} {split} pairs{left_out}{outside}")
+            rules = f"; {normalized:,} references with characters that data.cleaning replaces" if normalized else ""
+            lines.append(f"{counts['kept']:,} {split} pairs{left_out}{outside}{rules}")
         lines.append(f"{self._describe_vocabularies()}; {self.directory}")
         return "\n".join(filter(None, [*lines, self._corpus_table]))
 

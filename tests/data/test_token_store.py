@@ -11,7 +11,7 @@ from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.preparation import StoreSettings, draw, open_store, prepare
 from t2t_jax.data.token_store import TokenStore
 from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.files import folder_lock
+from t2t_jax.files import folder_lock, read_object, write_object
 from tests.data import toy_corpus
 from tests.runs import tiny_config
 
@@ -238,7 +238,35 @@ def test_a_held_out_line_that_cannot_be_scored_is_refused_before_the_corpus_is_e
         with pytest.raises(InputError, match="data.dev, line 2: 1,025 subwords, which must be at most 1,024"):
             prepare(corpus, SETTINGS, tmp_path, lambda work: pytest.fail("jobs were submitted"))
     store = prepare(corpus, dataclasses.replace(SETTINGS, heldout_max_length=1024), tmp_path)
-    assert store.held_out_counts["dev"] == {"read": 2, "kept": 1, "unknown": 0}
+    assert store.held_out_counts["dev"] == {"read": 2, "kept": 1, "unknown": 0, "normalized": 0}
+
+
+def test_references_that_the_rules_for_training_text_would_change_are_counted_and_kept(tmp_path):
+    """Translations hold none of these characters. Sources are normalised by the vocabulary; case is not counted."""
+    prefixes = toy_corpus.write_splits(tmp_path)
+    pairs = [("one", "„Eins“"), ("“two”", "zwei"), ("three", "drei\u00a0…"), ("four", "vier\u200b"), ("five", '"Fünf"')]
+    toy_corpus.write(tmp_path / "dev", pairs)
+    corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
+    for rules, count in (
+        ({}, 0),
+        ({"lowercase": True}, 0),
+        ({"normalize_punctuation": True}, 2),
+        ({"normalize_punctuation": True, "remove_nonprinting": True, "lowercase": True}, 3),
+    ):
+        store = prepare(corpus, dataclasses.replace(SETTINGS, cleaning=Rules(**rules)), tmp_path)
+        assert store.held_out_counts["dev"]["normalized"] == count
+        assert store.held_out("dev") == tuple(map(list, zip(*pairs, strict=True)))
+        told = f"5 dev pairs; {count} references with characters that data.cleaning replaces\n"
+        assert (told in store.describe()) == (count > 0)
+
+
+def test_a_store_of_a_version_that_counted_less_is_opened(corpus, tmp_path):
+    path = prepare(corpus, SETTINGS, tmp_path).directory / "manifest.json"
+    manifest = read_object(path)
+    for counts in manifest["held_out"].values():
+        del counts["normalized"], counts["unknown"]
+    write_object(path, {name: value for name, value in manifest.items() if name != "checksum"})
+    assert "20 test pairs\n" in prepare(corpus, SETTINGS, tmp_path).describe()
 
 
 def test_bad_settings_are_refused_before_anything_is_downloaded(tmp_path, monkeypatch):
