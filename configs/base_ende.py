@@ -121,6 +121,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     config.evaluate = evaluate = ml_collections.ConfigDict()
     evaluate.interval_steps = 5000  # of dev perplexity and BLEU; 0: never
+    evaluate.decode_sentences = 1_000_000  # that BLEU is of at most so many, the first ones; 0: perplexity alone
     evaluate.dtype = "float32"  # of the model in evaluation, independent of train.dtype; or 'bfloat16'
     evaluate.samples = 10  # test translations printed at the end
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from t2t_jax import sharding
 from t2t_jax.data.preparation import open_store
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
@@ -15,8 +17,11 @@ from t2t_jax.decoding.translator import Translator, check_options, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.files import check_output, check_pairing, read_text, sha256, write_json
+from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
+
+_SCORED_TOGETHER = 1024  # sentence pairs, between two updates of the progress bar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +36,9 @@ class Evaluation:
     metric: Metric
 
 
-def perplexities(translator: Translator, sources: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+def perplexities(
+    translator: Translator, sources: Sequence[str], references: Sequence[str], name: str = "test"
+) -> dict[str, float]:
     """exp of the mean unsmoothed cross-entropy of the references, EOS included: per subword and per word.
 
     Words are what white space separates in the reference, and EOS counts as one more. The sum of the log-probabilities
@@ -39,7 +46,12 @@ def perplexities(translator: Translator, sources: Sequence[str], references: Seq
     """
 
     def score(pairs):
-        return [(-s.log_prob, s.num_tokens) for s in translator.score(pairs)]
+        found = []
+        with _bar(f"scoring {name}", pairs) as bar:
+            for start in range(0, len(pairs), _SCORED_TOGETHER):
+                found += translator.score(pairs[start : start + _SCORED_TOGETHER])
+                bar.update(len(found) - start)
+        return [(-s.log_prob, s.num_tokens) for s in found]
 
     scores = sharding.share_out(score, list(zip(sources, references, strict=True)))
     nll = sum(nll for nll, _ in scores)
@@ -47,6 +59,16 @@ def perplexities(translator: Translator, sources: Sequence[str], references: Seq
         "perplexity": _exp(nll / sum(num_tokens for _, num_tokens in scores)),
         "perplexity_per_word": _exp(nll / sum(len(reference.split()) + 1 for reference in references)),
     }
+
+
+def _bar(what: str, items: Sequence[Any]) -> tqdm:
+    """A progress bar over the sentences of this process, shown by the main one alone.
+
+    Without it an evaluation of many minutes would be silent, and a sweep would take it for a hang.
+    """
+    return progress_bar(
+        total=len(items), desc=what, unit=" sentences", unit_scale=False, leave=False, disable=not sharding.is_main()
+    )
 
 
 def _exp(x: float) -> float:
@@ -65,11 +87,15 @@ def evaluate(
     early_stop: str = "exact",
     constrained: bool = False,
     target_language: str | None = None,
+    name: str = "test",
+    decode_sentences: int | None = None,
 ) -> Evaluation:
-    """Decodes every source and scores the outputs against the references; several processes share the sentences.
+    """Perplexities of the references, and scores of the decoded sources against them; progress on standard error.
 
-    The scores of Moses tokens, the paper's BLEU among them, need `target_language`. If the task has a grammar, the
-    scores also say how many outputs were not well-formed, and which repairs they needed.
+    Several processes share the sentences. At most the first `decode_sentences` sources are decoded, by default all;
+    with 0 there are perplexities alone. The scores of Moses tokens, the paper's BLEU among them, need
+    `target_language`. If the task has a grammar, the scores also say how many outputs were not well-formed, and which
+    repairs they needed.
     """
     metric = METRICS[translator.task.metric]
     if len(sources) != len(references):
@@ -82,16 +108,19 @@ def evaluate(
     }  # fmt: skip
 
     def decode(sources):
-        best = [hypotheses[0] for hypotheses in translator.translate(sources, **options)]
+        with _bar(f"translating {name}", sources) as bar:
+            best = [found[0] for found in translator.translate(sources, on_progress=bar.update, **options)]
         return [(hypothesis.text, dict(hypothesis.repairs)) for hypothesis in best]
 
+    scores = perplexities(translator, sources, references, name) | {"sentences": len(references)}
+    if decode_sentences == 0:
+        return Evaluation(scores, [], metric)
+    sources, references = sources[:decode_sentences], references[:decode_sentences]
     decoded = sharding.share_out(decode, sources)
     outputs = [text for text, _ in decoded]
-    scores = {
+    scores |= {
         **metric.score(sources, outputs, references, target_language, translator.vocabularies.target.lowercases),
         "headline": metric.headline,
-        **perplexities(translator, sources, references),
-        "sentences": len(references),
         "beam_size": beam_size,
         "alpha": alpha,
         "early_stop": early_stop,
@@ -143,7 +172,8 @@ def evaluate_run(
         texts, files = _test_sets(members[0])
     translator, language = translator_of(members, dtype), config["data"]["target_language"]
     found = {
-        name: evaluate(translator, *sides, target_language=language, **options).scores for name, sides in texts.items()
+        name: evaluate(translator, *sides, target_language=language, name=name, **options).scores
+        for name, sides in texts.items()
     }
     scores = found.pop("test")
     if found:

@@ -52,6 +52,7 @@ _RANGES = {
     "checkpoint.keep": Range(1, _STEPS),
     "checkpoint.average_last": Range(1, _STEPS),
     "evaluate.interval_steps": Range(0, _STEPS),
+    "evaluate.decode_sentences": Range(0, 10**9),
     "evaluate.samples": Range(0, 10**9),
 }
 

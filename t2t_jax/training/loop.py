@@ -120,13 +120,17 @@ def train_in(
 
 
 def evaluate_dev(experiment: Experiment, state: TrainState, step: int, progress: Progress) -> None:
-    """Perplexity and the headline metric on the dev set, to the screen and the log."""
+    """Perplexity and, unless nothing is decoded, the headline metric on the dev set, to the screen and the log."""
     with progress.phase("evaluation"):
-        translator = make_translator(experiment, state.params)
-        found = evaluate(translator, *experiment.store.held_out("dev"), **experiment.config.decode)
-        perplexity, headline = found.scores["perplexity"], found.scores[found.metric.headline]
-        text = f"step {step:,}: dev perplexity {perplexity:#.4g}, {found.metric.describe(found.scores, digits=1)}"
-        progress.report(step, text, {"dev_perplexity": perplexity, f"dev_{experiment.task.metric}": headline})
+        translator, count = make_translator(experiment, state.params), experiment.config.evaluate.decode_sentences
+        sides, decode = experiment.store.held_out("dev"), experiment.config.decode
+        found = evaluate(translator, *sides, name="dev", decode_sentences=count, **decode)
+        metrics = {"dev_perplexity": found.scores["perplexity"]}
+        text = f"step {step:,}: dev perplexity {metrics['dev_perplexity']:#.4g}"
+        if found.outputs:
+            metrics[f"dev_{experiment.task.metric}"] = found.scores[found.metric.headline]
+            text += f", {found.metric.describe(found.scores, digits=1)}"
+        progress.report(step, text, metrics)
 
 
 def save(

@@ -24,7 +24,7 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
     translator = make_translator(experiment, averaged.params)
     language = config.data.target_language
     found = {
-        split: evaluate(translator, *store.held_out(split), target_language=language, **config.decode)
+        split: evaluate(translator, *store.held_out(split), target_language=language, name=split, **config.decode)
         for split in ("dev", *store.test_sets)
     }
     result = {

@@ -10,6 +10,7 @@ from t2t_jax.errors import InputError
 from t2t_jax.evaluation.bleu import corpus_scores
 from t2t_jax.evaluation.evaluate import evaluate, evaluate_run, perplexities
 from t2t_jax.files import read_object, write_object
+from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 
 OPTIONS = {"beam_size": 4, "alpha": 0.6, "max_extra_length": 50}
@@ -22,7 +23,9 @@ class Echo(Translator):
         self.task = TASKS["translation"]
         self.vocabularies = SimpleNamespace(target=SimpleNamespace(lowercases=False))
 
-    def translate(self, sentences, **options):
+    def translate(self, sentences, on_progress, **options):
+        for _ in sentences:
+            on_progress(1)
         assert options == OPTIONS | {"early_stop": "exact", "constrained": False}
         return [[Hypothesis(s, [s], -1.0, -1.0, 1, [-1.0])] for s in sentences]
 
@@ -56,6 +59,33 @@ def test_every_sentence_counts_also_empty_ones():
     assert found.outputs == ["a b c d", ""]
     assert found.scores["sentences"] == 2 and found.scores["sacrebleu"] < 100
     assert found.scores["beam_size"] == 4 and found.scores["alpha"] == 0.6
+
+
+def test_the_progress_of_an_evaluation_is_shown(monkeypatch):
+    """In a log file each bar writes a line a minute, so that no sweep takes a long evaluation for a hang."""
+    bars = []
+
+    def recorded(**options):
+        bars.append(progress_bar(**options))
+        return bars[-1]
+
+    monkeypatch.setattr("t2t_jax.evaluation.evaluate.progress_bar", recorded)
+    monkeypatch.setattr("t2t_jax.evaluation.evaluate._SCORED_TOGETHER", 3)
+    lines = [f"line {number}" for number in range(8)]
+    evaluate(Echo(), lines, lines, **OPTIONS, name="dev")
+    assert [(bar.desc, bar.n, bar.total) for bar in bars] == [("scoring dev", 8, 8), ("translating dev", 8, 8)]
+    assert "320/1014" in str(progress_bar(total=1014, initial=320, desc="dev", unit_scale=False))
+
+
+def test_no_more_sentences_are_decoded_than_asked_for():
+    sides = ["a b c d", "e f g h", "i j k"], ["a b c d", "e f g x", "l"]
+    whole, two, none = (evaluate(Echo(), *sides, **OPTIONS, decode_sentences=count) for count in (None, 2, 0))
+    assert two.outputs == sides[0][:2] and none.outputs == []
+    assert two.scores["sacrebleu"] == evaluate(Echo(), sides[0][:2], sides[1][:2], **OPTIONS).scores["sacrebleu"]
+    assert two.scores["perplexity_per_word"] == none.scores["perplexity_per_word"]
+    assert none.scores.items() <= whole.scores.items() and none.scores.keys() == {
+        "perplexity", "perplexity_per_word", "sentences"
+    }  # fmt: skip
 
 
 def test_sides_must_pair():
