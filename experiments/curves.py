@@ -30,7 +30,7 @@ DEV = "dev_"  # begins the names of what an evaluation logs
 DEV_PERPLEXITY, TRAINING_PERPLEXITY = "dev_perplexity", "training_perplexity"
 SPEED, SKIPPED = "target_tokens_per_second", "skipped_steps"
 PRINTED = {DEV_PERPLEXITY: "perplexity", "dev_bleu": "bleu"}  # what Table 3 has, by the name of ours
-_LARGEST_NLL = 600  # nats a subword, of which exp is still a number that can be drawn
+_LARGEST_NLL = 600  # nats per subword, of which exp is still a number that can be drawn
 _LONGEST_NAME = 40  # characters
 _COLUMNS, _PANEL_INCHES, _DOTS_PER_INCH = 3, (3.7, 2.8), 150
 
@@ -77,8 +77,8 @@ def panels(fields: Sequence[str]) -> list[Panel]:
     """The panels for runs that have these fields."""
     scores = sorted(field for field in fields if field.startswith(DEV) and field != DEV_PERPLEXITY)
     return [
-        Panel("label-smoothed loss, nats a subword", ("loss",)),
-        Panel("perplexity a subword", (TRAINING_PERPLEXITY, DEV_PERPLEXITY), "log"),
+        Panel("label-smoothed loss, nats per subword", ("loss",)),
+        Panel("perplexity per subword", (TRAINING_PERPLEXITY, DEV_PERPLEXITY), "log"),
         *(Panel(f"{score_label(field)}, dev", (field,)) for field in scores),
         Panel("learning rate", ("learning_rate",)),
         Panel("target tokens a second", (SPEED,)),

@@ -10,7 +10,6 @@ rendered from records, so they can be rendered again without the runs. A finishe
 
 import argparse
 import collections
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path

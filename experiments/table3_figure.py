@@ -47,17 +47,18 @@ def scatter(axes: Any, table: Table, column: str) -> None:
         axes.axhline(y, **_BASE_LINE)
     if column == "perplexity":
         _make_logarithmic(axes)
-    unit = {"perplexity": "perplexity a subword", "bleu": "BLEU"}[column]
+    unit = {"perplexity": "perplexity per subword", "bleu": "BLEU"}[column]
     axes.set(xlabel=f"paper: dev {unit}", ylabel=f"ours: dev {'sacre' if column == 'bleu' else ''}{unit}")
-    axes.set_title(f"Spearman {correlation(table, column)}{'; the lines cross at base' * len(base)}", fontsize=10)
+    crossing = f"; the lines cross at {table.base}" if base else ""
+    axes.set_title(f"Spearman {correlation(table, column)}{crossing}", fontsize=10)
     axes.margins(0.12)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper left")  # empty if both order the rows alike
 
 
 def _base(table: Table) -> list[Row]:
-    """The row `base`, or nothing where there is no record of it."""
-    return [row for row in table.comparable if row.name == "base"]
+    """The row that the others are compared with, or nothing where there is no record of it."""
+    return [row for row in table.comparable if row.name == table.base]
 
 
 def _points(rows: Sequence[Row], column: str) -> tuple[list[float], list[float]]:

@@ -122,7 +122,7 @@ def _comparison(table: Table) -> list[str]:
         return [f"Headline: {table.headline}. The paper's numbers are of translation, so none is shown."]
     if not table.comparable:
         return []
-    return ["The paper's BLEU: its own tokens, compounds split. Perplexity: a subword of each one's own vocabulary."]
+    return ["The paper's BLEU: its own tokens, compounds split. Perplexity is per subword, each of its own vocabulary."]
 
 
 def _missing_base(table: Table) -> list[str]:
@@ -137,7 +137,7 @@ def _statistics(table: Table) -> list[str]:
         found.append("± is the standard deviation over the seeds.")
     if any(row.p_value is not None for row in table.trained):
         found.append(
-            f"p: paired bootstrap of sacreBLEU against the {table.base} of the same seed, the largest over the seeds."
+            f"p: paired bootstrap of sacreBLEU, one-tailed, against {table.base} of the same seed, the largest of them."
         )
     return found
 

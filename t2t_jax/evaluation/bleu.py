@@ -175,10 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--target_language", help="such as de; without it, only sacreBLEU and chrF")
     parser.add_argument("--baseline", help="other translations to compare with, by a paired bootstrap of sacreBLEU")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    options = vars(parser.parse_args(argv))
-    as_json = options.pop("json")
 
     def show() -> None:
+        options = vars(parser.parse_args(argv))
+        as_json = options.pop("json")
         scores = score_files(**options)
         print(json.dumps(scores) if as_json else table(scores))
 

@@ -15,8 +15,8 @@ class Metric:
     """Named scores of a test set.
 
     `score(sources, outputs, references, target_language, lowercase)` returns them, with the signatures of their
-    protocols; the sources are for metrics such as COMET. The language is None where nobody needs what depends on it,
-    and `lowercase` is true of outputs in lower case. `labels` are the names of those that are printed, where there are
+    protocols; the sources are for metrics such as COMET. The language is None where it is not known, and
+    `lowercase` is true of outputs in lower case. `labels` are the names of those that are printed, where there are
     such scores, and how they are called; the first is the headline, by which runs are compared: higher is better.
     """
 
@@ -43,8 +43,8 @@ def _bleu(
     """The five protocols of bleu.py; sacreBLEU and chrF alone where Moses has no rules for the language."""
     del sources
     if target_language is not None and target_language not in LANGUAGES:
-        missing = "no score of Moses tokens"
-        logging.warning("data.target_language=%s: Moses has no rules for it; %s", target_language, missing)
+        message = "data.target_language=%s: Moses has no rules for it; no score of Moses tokens"
+        logging.log_first_n(logging.WARNING, message, 1, target_language)  # dev sets are evaluated often
         target_language = None
     return corpus_scores(outputs, references, target_language, lowercase)
 

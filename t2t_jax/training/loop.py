@@ -122,9 +122,11 @@ def train_in(
 def evaluate_dev(experiment: Experiment, state: TrainState, step: int, progress: Progress) -> None:
     """Perplexity and, unless nothing is decoded, the headline metric on the dev set, to the screen and the log."""
     with progress.phase("evaluation"):
-        translator, count = make_translator(experiment, state.params), experiment.config.evaluate.decode_sentences
-        sides, decode = experiment.store.held_out("dev"), experiment.config.decode
-        found = evaluate(translator, *sides, name="dev", decode_sentences=count, **decode)
+        translator, config = make_translator(experiment, state.params), experiment.config
+        found = evaluate(
+            translator, *experiment.store.held_out("dev"), name="dev", target_language=config.data.target_language,
+            decode_sentences=config.evaluate.decode_sentences, **config.decode,
+        )  # fmt: skip
         metrics = {"dev_perplexity": found.scores["perplexity"]}
         text = f"step {step:,}: dev perplexity {metrics['dev_perplexity']:#.4g}"
         if found.outputs:

@@ -366,7 +366,7 @@ def test_the_row_that_the_others_are_compared_with_may_have_any_name(own_sweep, 
     assert (rows["lion"]["N ours"], rows["base"]["N ours"], rows["c_n2"]["N ours"]) == ("6", "", "1")
     assert [rows[row]["p"] for row in ("base", "c_n2", "lion")] == ["0.1250", "0.1250", ""]
     assert rows["base"]["other"] == "model.attention=dot_product, optimizer.name=adam" and rows["lion"]["other"] == ""
-    assert "against the lion of the same seed" in notes
+    assert "one-tailed, against lion of the same seed" in notes
     rows, notes = table(capsys, *own_sweep)
     assert not any(rows[row]["p"] for row in rows) and "bootstrap" not in notes  # those p are against another row
     assert main([*own_sweep, "--base=loin"]) == 2
