@@ -27,6 +27,7 @@ from t2t_jax.files import (
     folder_lock,
     read_object,
     sha256,
+    single_line,
     unpacked_lines,
     write_object,
 )
@@ -54,6 +55,8 @@ def back_translate_run(
     the files are complete, PREFIX.unfinished holds the translations so far, and the same call resumes: with the same
     translations as if it had never been interrupted.
     """
+    if single_line(tag) != tag:
+        raise InputError(f"tag: {tag!r} holds the end of a line; pairs are line by line: give one line")
     options = RunFolder.open(workdir.split(",")[0]).decode_options(**options)
     check_options(**options)
     path = existing_text("source", source)

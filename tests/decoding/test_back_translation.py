@@ -116,6 +116,12 @@ def test_nothing_is_overwritten_and_another_run_does_not_go_on(run, text, tmp_pa
         back_translate(run, text, tmp_path / "nowhere" / "other")
 
 
+@pytest.mark.parametrize("tag", ["<BT>\n", "a\u2028b"])
+def test_a_tag_of_several_lines_is_refused_before_anything_else(tmp_path, tag):
+    with pytest.raises(InputError, match="^tag: .* holds the end of a line"):
+        back_translate("/no/run", "/no/text", tmp_path / "new", tag=tag)
+
+
 def test_one_that_waited_for_another_does_not_replace_its_files(run, text, tmp_path, monkeypatch):
     real = back_translation.folder_lock
 
