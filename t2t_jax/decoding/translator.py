@@ -96,8 +96,8 @@ class Translator:
         `max_extra_length`. Each begins with its prefix, if `prefixes` are given. `constrained` allows only outputs that
         are well-formed by the task's grammar: in parsing, one tree over exactly the words. Samples are a function of
         `seed` and the sentence. `on_progress` is called with the number of sentences that have just been completed.
-        Sentences beyond `longest_whole` are translated in parts (see long_sentences.py); warnings count lines from
-        `first_line`.
+        Sentences beyond `longest_whole` are translated in parts (see long_sentences.py), or refused where the task has
+        a grammar; warnings count lines from `first_line`.
         """
         check_lists(sentences=sentences, prefixes=prefixes)
         sentences, prefixes = list(sentences), None if prefixes is None else list(prefixes)
@@ -108,6 +108,8 @@ class Translator:
         self._check_arguments(sentences, prefixes, search)
         sources = [self.task.preprocess_source(sentence) for sentence in sentences]
         encoded = self.vocabularies.source.encode_many(sources)
+        if self.task.grammar:  # of parts translated separately, the outputs together are not well-formed
+            self._check_length("source", encoded, first_line)
         starts = self._encode_prefixes(prefixes, first_line) if prefixes is not None else [[]] * len(sentences)
         parts = [self._parts(line, ids) for line, ids in enumerate(encoded, start=first_line)]
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2t_jax.data.task import TASKS
 from t2t_jax.data.tokenizer import EOS, longest_whole
 from t2t_jax.decoding import batch_shapes
 from t2t_jax.decoding.beam_search import SearchOptions
@@ -70,6 +71,14 @@ def test_a_long_line_is_translated_in_parts_and_changes_no_other_line(short_limi
         assert hypothesis.log_prob == pytest.approx(sum(hypothesis.token_log_probs), rel=1e-5)
         assert hypothesis.score == pytest.approx(hypothesis.log_prob / ((5 + hypothesis.num_tokens) / 6) ** 0.6)
     assert long == sorted(long, key=lambda h: -h.score)
+
+
+@pytest.mark.parametrize("task", ["parsing", "parsing_with_numbers", "parsing_in_order"])
+def test_a_long_line_is_refused_where_the_task_has_a_grammar(short_limits, task):
+    """A tree is over all words of its line, whose numbers go on: separate parts have neither."""
+    parser = Translator(short_limits.ensemble, short_limits.vocabularies, max_length=5, task=TASKS[task])
+    with pytest.raises(InputError, match="source, line 8: [0-9]+ subwords, which must be at most 8; split the line"):
+        parser.translate(["one", LONG], first_line=7)
 
 
 def test_line_n_of_the_output_belongs_to_line_n_of_the_input(short_limits, caplog):
