@@ -70,15 +70,13 @@ class Progress:
         self.init_from = saved.get("init_from", "")  # whose weights step 0 had; random ones without it
         self._seconds_on = [dict(entry) for entry in saved.get("trained_on", [])]  # earlier versions did not save it
         same = (entry for entry in self._seconds_on if entry == {**entry, **trains_on})
-        if (entry := next(same, None)) is None:
-            self._seconds_on.append(entry := {**trains_on, "seconds": 0.0})
-        self._seconds_here = entry
+        self._seconds_here = next(same, {**trains_on, "seconds": 0.0})
         self._clock = time.monotonic()
 
     @property
     def trained_on(self) -> list[dict[str, Any]]:
         """The `seconds` of training on each hardware and software that the run was trained on."""
-        return [dict(entry) for entry in self._seconds_on if entry["seconds"]]
+        return [dict(entry) for entry in self._seconds_on]
 
     def totals(self) -> dict[str, Any]:
         """What a resumed run needs, to log what an uninterrupted one would have logged."""
@@ -121,6 +119,8 @@ class Progress:
         """Adds a step: its metrics, its batch with the rows that this process counts (`sharding.first_copies`), and of
         the whole batch the indices of its pairs and the floating-point operations.
         """
+        if self._seconds_here not in self._seconds_on:  # not before a step: a call may only look at a finished run
+            self._seconds_on.append(self._seconds_here)
         self._pending.append((step, metrics, batch["targets"].size, flops))
         self._checksum_of_own_rows += checksum(step, batch)
         self._pairs_crc32 = zlib.crc32(np.ascontiguousarray(pairs), self._pairs_crc32)  # the same in all processes

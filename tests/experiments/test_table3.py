@@ -203,7 +203,7 @@ def test_the_labels_of_the_figure_stay_within_its_axes(drawn):
 
     for axes in drawn(MINIATURE):
         names = [text for text in axes.texts if isinstance(text, Annotation)]
-        assert len(names) == 16
+        assert len(names) == 20
         frame = axes.get_window_extent()
         for name in names:
             box = Text.get_window_extent(name)
@@ -282,9 +282,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "959ec2b250d4621f8a9d2f0463e2994f2d52918c8f72292b2304ee7a1be8d622",
     (False, "latex"): "c4ff51d58216740e8d6d68b4a937784a91f478b82858096bcfbcf0aa71df6853",
     (False, "csv"): "ef2a84cf60d9baf880360cd75cadfc6761d2a8fe5d22b168a92fca7e20cf9335",
-    (True, "markdown"): "fcb76fc7287723d1fc04a57de6f6a17afd71991bc5827a61bcdaf47df11e0ad5",
-    (True, "latex"): "c00906aaa12b24a92a756458d2d43c1315fa85d7d09d37831943518e313a0a0d",
-    (True, "csv"): "83a10bbbf639c6a83b73129df190673215ecd56f096b046b68b03289a53acc58",
+    (True, "markdown"): "3a305e8f3f7c4c8c31057ebda55cbc6a392c59db2db31df9ce6bc7cc0adb8c3b",
+    (True, "latex"): "d3e9a2ea76634d48e380a4e7af5fca80846d5afd9ba5d8a371d02940abb94ff2",
+    (True, "csv"): "c57d6e01d46c9fc9a22267529ec576729a7e20f0e2c30f892520da9dcac0a7d0",
 }
 
 

@@ -128,7 +128,7 @@ CHECKPOINT = {
         then(state(lambda tensors: dict.fromkeys(tensors, torch.zeros(10**6))), of("checkpoint.pt", hostile.compress)),
         "is compressed",
     ),
-    "a folder": (of("checkpoint.pt", hostile.make_folder), "no file"),
+    "a folder": (of("checkpoint.pt", hostile.make_folder), "not a regular file"),
     "a link to itself": (of("checkpoint.pt", hostile.link_loop), "no file"),
     "absent": (of("checkpoint.pt", Path.unlink), "no file"),
     # what it holds
@@ -240,7 +240,7 @@ CHECKPOINT = {
 FILES = {
     "dictionary: empty": (write("dict.txt", b""), "4 symbols"),
     "dictionary: absent": (of("dict.txt", Path.unlink), "no file"),
-    "dictionary: a folder": (of("dict.txt", hostile.make_folder), "no file"),
+    "dictionary: a folder": (of("dict.txt", hostile.make_folder), "not a regular file"),
     "dictionary: a link to itself": (of("dict.txt", hostile.link_loop), "no file"),
     "dictionary: not UTF-8": (write("dict.txt", b"a 3\n\xff\xfe 2\n"), "dict.txt, line 2: not valid UTF-8"),
     "dictionary: binary": (write("dict.txt", np.random.default_rng(0).bytes(999)), "dict.txt, line 1"),
@@ -260,7 +260,7 @@ FILES = {
     "sentencepiece: empty": (write("spm.model", b""), "spm.model"),
     "sentencepiece: cut short": (of("spm.model", hostile.truncate, 0.5), "spm.model"),
     "sentencepiece: random": (write("spm.model", np.random.default_rng(0).bytes(5000)), "spm.model"),
-    "sentencepiece: a folder": (of("spm.model", hostile.make_folder), "no file"),
+    "sentencepiece: a folder": (of("spm.model", hostile.make_folder), "not a regular file"),
     "sentencepiece: absent": (of("spm.model", Path.unlink), "no file"),
     "sentencepiece: flipped": (of("spm.model", hostile.flip, 0.01), "spm.model"),
 }

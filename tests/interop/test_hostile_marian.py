@@ -249,7 +249,7 @@ VARIANTS = {
     "safetensors: an unknown dtype": (entry(dtype="F33"), "model.safetensors"),
     "safetensors: a dtype that NumPy lacks": (entry(dtype="F8_E8M0", shape=[80, 16]), FC1),
     "safetensors: a link to itself": (of("model.safetensors", hostile.link_loop), "no file"),
-    "safetensors: a folder": (of("model.safetensors", hostile.make_folder), "no file"),
+    "safetensors: a folder": (of("model.safetensors", hostile.make_folder), "not a regular file"),
     "safetensors: transposed": (tensors(**{W: lambda x: x.T.copy()}), FC1),
     "safetensors: of more axes": (tensors(**{W: lambda x: x[None]}), FC1),
     "safetensors: a scalar": (tensors(**{W: lambda x: np.float32(1)[...]}), FC1),
