@@ -154,17 +154,20 @@ def _row(name: str, printed: dict[str, Any], by_row: dict[str, list[Record]], fi
     of_file, base_file = (_read_config(files[row]) if row in files else {} for row in (name, base))
     if records:
         config, of_base = _trained_config(records), _trained_config(by_row.get(base, []))
-        expected = of_base or _disagreements([_trained_config(found) for found in by_row.values()])
     else:
         config, of_base = of_file, base_file
-        expected = of_base or _disagreements([_read_config(file) for file in files.values()])
     settings = {
         column: config[field]
         for column, field in SETTINGS.items()
         if column in printed or name == base or config[field] != of_base.get(field)
     }
     ablation = changes(of_file, base_file) if printed else {}
-    departures = changes(config, of_file if name == base else expected)
+    if name == base or of_base:
+        departures = changes(config, of_file if name == base else of_base)
+    else:
+        others = map(_trained_config, by_row.values()) if records else map(_read_config, files.values())
+        several = _fields_with_several_values(list(others))
+        departures = {field: value for field, value in config.items() if field in several}
     other_changes = {
         field: value
         for field, value in departures.items()
@@ -180,14 +183,10 @@ def _compared_with(base: str, record: Record) -> Record:
     return {name: value for name, value in record.items() if name != "against_base"}
 
 
-def _disagreements(configs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What to compare rows without a base with: {field: a value that no row has}, of fields with several values."""
+def _fields_with_several_values(configs: Sequence[dict[str, Any]]) -> set[str]:
+    """What tells rows without a base apart."""
     first, *others = configs
-    differ = lambda field: any(field in other and other[field] != first[field] for other in others)
-    return {field: _NOT_A_VALUE for field in first if differ(field)}
-
-
-_NOT_A_VALUE = object()
+    return {field for field in first if any(changes(other, {field: first[field]}) for other in others)}
 
 
 def _trained_config(records: list[Record]) -> dict[str, Any]:

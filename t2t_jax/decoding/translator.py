@@ -180,13 +180,15 @@ class Translator:
 
     def check_lengths(self, sources: Sequence[str], references: Sequence[str]) -> None:
         """Refuses sentences that are too long to be scored, by their line."""
-        self._check_length("source", self._encode_sources(sources))
-        self._check_length("reference", self._encode_targets(references))
+        self._check_length("source", self.encode_sources(sources))
+        self._check_length("reference", self.encode_targets(references))
 
-    def _encode_sources(self, sources: Sequence[str]) -> list[list[int]]:
+    def encode_sources(self, sources: Sequence[str]) -> list[list[int]]:
+        """The ids of each source as the model reads it, EOS last."""
         return self.vocabularies.source.encode_many([self.task.preprocess_source(source) for source in sources])
 
-    def _encode_targets(self, targets: Sequence[str]) -> list[list[int]]:
+    def encode_targets(self, targets: Sequence[str]) -> list[list[int]]:
+        """The ids of each target as the model predicts it, EOS last."""
         return self.vocabularies.target.encode_many([self.task.preprocess_target(target) for target in targets])
 
     def _check_length(self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1) -> None:
@@ -206,8 +208,8 @@ class Translator:
         for index, pair in enumerate(pairs):
             if isinstance(pair, str) or len(pair) != 2:
                 raise InputError(f"pairs: pair {index} must be (source, target); got {shown(pair)}")
-        sources = self._encode_sources([source for source, _ in pairs])
-        targets = self._encode_targets([target for _, target in pairs])
+        sources = self.encode_sources([source for source, _ in pairs])
+        targets = self.encode_targets([target for _, target in pairs])
         self._check_length("source", sources, first_line)
         self._check_length("target", targets, first_line)
         scores = [None] * len(pairs)
@@ -238,14 +240,14 @@ class Translator:
             raise InputError(f"targets must be as many as the {len(sources)} sources; got {len(targets)}")
         if targets is not None and options:
             raise InputError(f"{next(iter(options))} has no effect where targets are given; give one or the other")
-        encoded = self._encode_sources(sources)
+        encoded = self.encode_sources(sources)
         self._check_length("source", encoded)
         if targets is None:
             id_of = {piece: id for id, piece in enumerate(self.vocabularies.target.pieces())}
             best = [hypotheses[0] for hypotheses in self.translate(sources, **options)]
             target_ids = [[id_of[token] for token in hypothesis.tokens] for hypothesis in best]
         else:
-            target_ids = self._encode_targets(targets)
+            target_ids = self.encode_targets(targets)
         self._check_length("target", target_ids)
         return attention_maps(self.ensemble, self.vocabularies, encoded, target_ids, self.mesh)
 

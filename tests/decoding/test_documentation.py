@@ -1,13 +1,10 @@
 """The Python examples of README.md, docs/decoding.md and docs/constraints.md do what the text around them says."""
 
-import re
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import t2t_jax
+from tests.decoding.examples import run_examples
 
 PAGES = ("README.md", "docs/decoding.md", "docs/constraints.md")
 EOS = 1
@@ -18,15 +15,7 @@ pytestmark = pytest.mark.slow  # compiles five searches
 @pytest.fixture(scope="module")
 def page(translator):
     """The names that the examples define, run one after the other."""
-    text = "\n".join((Path(__file__).parents[2] / name).read_text() for name in PAGES)
-    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 6
-    names = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(t2t_jax, "load", lambda path: translator)
-        for block in blocks:
-            exec(block, names)
-    return names
+    return run_examples(PAGES, 6, load=lambda path: translator)
 
 
 def additions(processor, *hypotheses):

@@ -1,36 +1,23 @@
 """The examples of docs/library.md run one after the other and compute what the text around them says."""
 
-import re
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import t2t_jax
 from t2t_jax.decoding.trained_model import TrainedModel
-from tests.decoding.conftest import translator  # noqa: F401  (a fixture)
-
-PAGE = Path(__file__).parents[1] / "docs/library.md"
+from tests.decoding.examples import run_examples
 
 
 @pytest.fixture(scope="module")
-def page(translator):  # noqa: F811
+def page(translator):
     """The names that the examples define; in place of the run, the translator's model."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
     unread = dict.fromkeys(("run", "step", "checkpoint", "averaged_steps", "data"))
     (model,), (params,) = translator.ensemble
     trained = TrainedModel(
         model=model, params=params, vocabularies=translator.vocabularies, task=translator.task, **unread
     )
-    names = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(t2t_jax, "restore", lambda path: trained)
-        for block in blocks:
-            exec(block, names)
-    return names
+    return run_examples(("docs/library.md",), 4, restore=lambda path: trained)
 
 
 def test_logits_and_gradients_are_functions_of_the_parameters(page):
