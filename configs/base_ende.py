@@ -60,7 +60,7 @@ def get_config() -> ml_collections.ConfigDict:
     data.heldout_max_length = 0  # the same for dev and test; 0: no limit
     data.tokens_per_batch = 25000  # positions of a global batch on each side, source and target (§5.1)
     data.num_buckets = 48  # of length bucketing: static batch shapes, each compiled once
-    data.bucketing = "smallest_shape"  # that holds a pair; or 'partition' of the plane of lengths, with more padding
+    data.bucketing = "smallest_shape"  # each pair in the smallest shape that holds it; 'partition': more padding
     data.packing = True  # sequence packing: several pairs a row, masked from each other; few shapes, little padding
     data.packing_shapes = 2  # of packed rows: with several, short pairs are in short rows, where attention costs less
 
@@ -121,7 +121,7 @@ def get_config() -> ml_collections.ConfigDict:
 
     config.evaluate = evaluate = ml_collections.ConfigDict()
     evaluate.interval_steps = 5000  # of dev perplexity and BLEU; 0: never
-    evaluate.decode_sentences = 1_000_000  # that BLEU is of at most so many, the first ones; 0: perplexity alone
+    evaluate.decode_sentences = 1_000_000  # BLEU is computed on the first so many at most; 0: perplexity alone
     evaluate.dtype = "float32"  # of the model in evaluation, independent of train.dtype; or 'bfloat16'
     evaluate.samples = 10  # test translations printed at the end
 

@@ -47,7 +47,7 @@ class Stamp(NamedTuple):
 
 @contextlib.contextmanager
 def local_copy(field: str, url: str) -> Iterator[Path]:
-    """A temporary folder to work in instead of `url`, which errors raised in the block name in its place."""
+    """A temporary folder that stands for `url`: errors raised in the block name the URL, not the folder."""
     directory = tempfile.mkdtemp(prefix="t2t_jax_")
     folder = Path(directory) / url.rstrip("/").rpartition("/")[2]
     with signals.cleanup(lambda: shutil.rmtree(directory, ignore_errors=True)), standing_for(folder, url):

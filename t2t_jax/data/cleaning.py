@@ -182,8 +182,8 @@ def repeated(keys: np.ndarray, parts: int = 16) -> np.ndarray:
 class Report:
     """How many training pairs were read, how many each rule dropped, and the first few that it dropped.
 
-    `unknown` of the kept pairs have text that is not in the vocabulary. `texts` are the numbers of pairs kept of each
-    training text, where they are known.
+    `unknown` counts the kept pairs with text that is not in the vocabulary; `texts` the pairs kept of each training
+    text, where they are known.
     """
 
     read: int = 0

@@ -375,9 +375,9 @@ def _write_held_out(
 ) -> dict[str, int]:
     """Writes the text of a dev or test set within `heldout_max_length`, and returns how many pairs were read and kept.
 
-    `unknown` of the kept pairs have text that is not in the vocabulary. `normalized` of the references hold characters
-    that data.cleaning replaces in training text: no translation can equal them. Case is not counted, as the scores of
-    a model that writes lower case ignore it.
+    `unknown` counts the kept pairs with text that is not in the vocabulary; `normalized` the references with characters
+    that data.cleaning replaces in training text, so that no translation can equal them. Case is left out, as the
+    scores of a model that writes lower case ignore it.
     """
     rules = dataclasses.replace(settings.cleaning, lowercase=False)
     limit, most = settings.heldout_max_length, longest_whole(settings.max_length)

@@ -34,8 +34,8 @@ class Search(NamedTuple):
     `penalties` is the accumulated diversity penalty of each. `best` holds the best finished hypotheses so far, and here
     their scores include the penalties. `last_tokens` is the next input of the decoder (0 at the start). `prefixes` is
     what each sentence must begin with, padded with 0. `seeds` seeds the samples of each sentence. `features` is what
-    the constraint knows of it. `num_finished` counts the finished hypotheses of each of the G groups (G = 1 but in
-    diverse beam search), those outside the beam aside. `running` is True for sentences whose search has not ended.
+    the constraint knows of it. `num_finished` counts, for each of the G groups (G > 1 in diverse beam search only), the
+    hypotheses that finished within the beam. `running` is True for sentences whose search has not ended.
     """
 
     alive: Hypotheses

@@ -16,8 +16,8 @@ class Metric:
 
     `score(sources, outputs, references, target_language, lowercase)` returns them, with the signatures of their
     protocols; the sources are for metrics such as COMET. The language is None where it is not known, and
-    `lowercase` is true of outputs in lower case. `labels` are the names of those that are printed, where there are
-    such scores, and how they are called; the first is the headline, by which runs are compared: higher is better.
+    `lowercase` is true of outputs in lower case. `labels` maps the scores to print to what they are called in print;
+    the first is the headline, by which runs are compared: higher is better. A score may be missing from a result.
     """
 
     score: Callable[[Sequence[str], Sequence[str], Sequence[str], str | None, bool], dict[str, Any]]

@@ -151,7 +151,7 @@ def check_decoding(config: ConfigDict) -> None:
 
 
 def check_search(config: ConfigDict, vocabularies: Vocabularies) -> None:
-    """Refuses what only the vocabularies tell: a beam larger than the target's, or one that no grammar fits.
+    """Refuses a beam larger than the target vocabulary, and a constrained search that has no grammar for it.
 
     The target vocabulary may be smaller than `data.vocab_size`.
     """

@@ -41,9 +41,10 @@ def _resolved(path: str) -> str:
 
 
 def starting_point(config: ConfigDict, path: str, run: RunFolder) -> tuple[ConfigDict, Pretrained]:
-    """`pretrained`; where `run` has a checkpoint, which is resumed, its own sizes and vocabularies: `path` may be gone.
+    """The config of a fine-tuning run, and the weights it starts from.
 
-    A config that names other vocabularies is refused.
+    The sizes and vocabularies are those of the run at `path`; of `run` itself once it has a checkpoint, as `path` may
+    be gone when it is resumed. A config that names other vocabularies is refused.
     """
     if not Checkpoints(run.checkpoints).steps():
         return pretrained(config, path)
