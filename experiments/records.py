@@ -65,7 +65,8 @@ def _check_record(record: Record, where: str) -> Record:
     for split, scores in {"dev": record["dev"], "test": record["test"], **others}.items():
         check_types(scores, _SCORE_TYPES, f"{where}: {split}")
     if "against_base" in record:
-        check_types(record["against_base"], {"p_value": NUMBER, "row": TEXT}, f"{where}: against_base", ["p_value"])
+        types = {"p_value": NUMBER, "difference": NUMBER, "row": TEXT}
+        check_types(record["against_base"], types, f"{where}: against_base", ["p_value", "difference"])
     return record
 
 

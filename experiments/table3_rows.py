@@ -13,6 +13,7 @@ from experiments.records import BASE, Record, changes, fields_of, need_scores, w
 from experiments.scores import SACREBLEU, headline
 from experiments.sweep.plan import CONFIGS, parse_config, row_files
 from t2t_jax.errors import InputError, choice
+from t2t_jax.evaluation.significance import RESAMPLES, SEED
 
 # Columns: settings by the paper's names, and what is measured.
 SETTINGS = {"num_layers": "model.num_layers", "d_model": "model.d_model", "d_ff": "model.d_ff",
@@ -20,6 +21,8 @@ SETTINGS = {"num_layers": "model.num_layers", "d_model": "model.d_model", "d_ff"
             "label_smoothing": "train.label_smoothing", "train_steps": "train.train_steps"}  # fmt: skip
 MEASURED = {"perplexity": "PPL (dev)", "bleu": "BLEU (dev)", "parameters": "params ×10⁶"}
 _FEWEST_RANKS = 3  # of two rows the correlation is 1 or -1
+_FEWEST_RESAMPLED = 10
+SIGNIFICANCE_LEVEL = 0.05
 SCORES = ("perplexity", "bleu")  # measured columns that vary with the seed
 
 
@@ -49,9 +52,16 @@ class Row:
 
     @property
     def p_value(self) -> float | None:
-        """The largest over the seeds, of the paired bootstrap against the base of the same seed."""
-        values = [record["against_base"]["p_value"] for record in self.records if "against_base" in record]
-        return max(values) if values else None
+        """Two-sided: the paired bootstrap of each seed against the base of the same seed is one-tailed.
+
+        Of several seeds the largest, and 1 where their differences do not all have one sign: the intersection-union
+        test that every seed differs from its base, in the same direction.
+        """
+        found = [record["against_base"] for record in self.records if "against_base" in record]
+        if not found:
+            return None
+        signs = {np.sign(each["difference"]) for each in found}
+        return min(1.0, 2 * max(each["p_value"] for each in found)) if len(signs) == 1 else 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +86,12 @@ class Table:
     def comparable(self) -> list[Row]:
         """The rows with records and with the paper's numbers."""
         return [row for row in self.trained if row.printed]
+
+    @property
+    def adjusted_p_values(self) -> dict[str, float]:
+        """{row: its p by Holm's correction for all rows that have one}."""
+        found = {row.name: row.p_value for row in self.rows if row.p_value is not None}
+        return dict(zip(found, holm(list(found.values())), strict=True))
 
     @property
     def is_translation(self) -> bool:
@@ -200,20 +216,34 @@ def _read_config(file: Path) -> dict[str, Any]:
     return fields_of(config) | {"train.train_steps": config["train"]["train_steps"]}
 
 
-# --- Rank correlation --------------------------------------------------------------------------------------
+# --- Multiple comparisons and rank correlation -------------------------------------------------------------
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p values, adjusted for their number by Holm's step-down correction (1979), in the given order.
+
+    The k-th smallest of n is multiplied by n − k + 1; none becomes smaller than one before it, or larger than 1.
+    """
+    order = np.argsort(p_values, kind="stable")
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(factors * np.asarray(p_values, float)[order]))
+    return adjusted.tolist()
 
 
 def correlation(table: Table, column: str) -> str:
     """Spearman's correlation of our column with the paper's, and the rows that it is computed from."""
     rows, trained = table.comparable, len(table.trained)
-    value = spearman([row.printed[column] for row in rows], [row.mean_and_deviation(column)[0] for row in rows])
+    printed, ours = [row.printed[column] for row in rows], [row.mean_and_deviation(column)[0] for row in rows]
+    value, interval = spearman(printed, ours), spearman_interval(printed, ours)
     if len(rows) < trained:
         count = f"{len(rows)} of {trained} rows: those that the paper has"
     else:
         count = f"{trained} row{'s' * (trained != 1)}"
     if len(rows) < _FEWEST_RANKS:
         return f"not defined below three rows ({count})"
-    return f"{'undefined' if value is None else f'{value:.2f}'} ({count})"
+    spread = f", 95 % interval {interval[0]:.2f} to {interval[1]:.2f}" if interval else ""
+    return f"{'undefined' if value is None else f'{value:.2f}'}{spread} ({count})"
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
@@ -225,6 +255,19 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float | None:
     if len(x) < _FEWEST_RANKS or (np.ptp(ranks, axis=1) == 0).any():
         return None
     return float(np.corrcoef(ranks)[0, 1])
+
+
+def spearman_interval(x: Sequence[float], y: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of `spearman`: percentiles over bootstrap samples of the rows, drawn with replacement.
+
+    None for fewer than ten rows, of which a bootstrap sample often has only a few distinct ones.
+    """
+    if len(x) < _FEWEST_RESAMPLED:
+        return None
+    random, pairs = np.random.default_rng(SEED), np.column_stack([x, y])
+    draws = (random.choice(len(x), size=len(x)) for _ in range(RESAMPLES))
+    values = [value for draw in draws if (value := spearman(*pairs[draw].T)) is not None]
+    return tuple(np.quantile(values, (0.025, 0.975)).tolist()) if values else None
 
 
 def _ranks(values: Iterable[float]) -> np.ndarray:

@@ -23,7 +23,16 @@ from experiments.figure_file import figure_file
 from experiments.records import Record, read_records, sweep_records
 from experiments.sweep.plan import CONFIGS
 from experiments.table3_figure import draw
-from experiments.table3_rows import MEASURED, SCORES, SETTINGS, Row, Table, correlation, make_table
+from experiments.table3_rows import (
+    MEASURED,
+    SCORES,
+    SETTINGS,
+    SIGNIFICANCE_LEVEL,
+    Row,
+    Table,
+    correlation,
+    make_table,
+)
 from experiments.tables import FORMATS, print_notes, render
 from t2t_jax.errors import exit_code_of
 
@@ -31,6 +40,7 @@ HEADINGS = {"num_layers": "N", "d_model": "d_model", "d_ff": "d_ff", "num_heads"
             "dropout": "P_drop", "label_smoothing": "ε_ls", "train_steps": "steps"}  # fmt: skip
 PRINTED_DIGITS = {"perplexity": 2, "bleu": 1, "parameters": 0}  # after the point, as in the paper
 OUR_DIGITS = {"perplexity": 2, "bleu": 2, "parameters": 1}
+P_VALUES = ("p", "p (Holm)")
 OTHER_HEADLINE_DIGITS = 4  # it may be a fraction of 1
 
 
@@ -40,7 +50,8 @@ def for_people(table: Table) -> tuple[list[str], list[list[str]]]:
     headline = "sacreBLEU" if table.is_translation else table.headline
     for column, heading in MEASURED.items():
         header += [heading, f"ours, {headline}" if column == "bleu" else "ours"]
-    return _with_other_settings([*header, "seeds", "p"], [_for_people(row, table) for row in table.rows], table)
+    header += ["seeds", *P_VALUES]
+    return _with_other_settings(header, [_for_people(row, table) for row in table.rows], table)
 
 
 def _for_people(row: Row, table: Table) -> list[str]:
@@ -51,7 +62,18 @@ def _for_people(row: Row, table: Table) -> list[str]:
     for column in MEASURED:
         digits = OUR_DIGITS[column] if column != "bleu" or table.is_translation else OTHER_HEADLINE_DIGITS
         cells += [_printed(row, column), " ± ".join(f"{value:.{digits}f}" for value in row.mean_and_deviation(column))]
-    return [*cells, str(len(row.records) or ""), "" if row.p_value is None else f"{row.p_value:.3f}"]
+    found = [f"{value:.3f}" for value in _p_values(row, table)] or ["", ""]
+    return [*cells, str(len(row.records) or ""), *found[:1], found[1] + " *" * is_significant(row, table)]
+
+
+def _p_values(row: Row, table: Table) -> list[float]:
+    """The row's own p, and that by Holm's correction; nothing for a row that is not compared with the base."""
+    return [] if row.p_value is None else [row.p_value, table.adjusted_p_values[row.name]]
+
+
+def is_significant(row: Row, table: Table) -> bool:
+    """Whether the row's BLEU differs from that of the base, by Holm's correction for all rows."""
+    return table.adjusted_p_values.get(row.name, 1.0) < SIGNIFICANCE_LEVEL
 
 
 def _printed_and_ours(printed: str, ours: str) -> str:
@@ -66,7 +88,7 @@ def for_csv(table: Table) -> tuple[list[str], list[list[str]]]:
     for column, heading in MEASURED.items():
         ours = heading if column != "bleu" or table.is_translation else f"{table.headline} (dev)"
         header += [heading, f"{ours} ours", *([f"{ours} ours deviation"] if column in SCORES else [])]
-    return _with_other_settings([*header, "seeds", "p"], [_for_csv(row) for row in table.rows], table)
+    return _with_other_settings([*header, "seeds", *P_VALUES], [_for_csv(row, table) for row in table.rows], table)
 
 
 def _with_other_settings(header: list[str], rows: list[list[str]], table: Table) -> tuple[list[str], list[list[str]]]:
@@ -81,14 +103,14 @@ def _other_settings(row: Row) -> str:
     return ", ".join(f"{field}={value}" for field, value in row.other_changes.items())
 
 
-def _for_csv(row: Row) -> list[str]:
+def _for_csv(row: Row, table: Table) -> list[str]:
     cells = [row.name]
     for column in SETTINGS:
         cells += [str(values.get(column, "")) for values in (row.printed, row.settings)]
     for column in MEASURED:
         found = [f"{value:.4f}" for value in row.mean_and_deviation(column)]
         cells += [_printed(row, column), *found, *[""] * ((2 if column in SCORES else 1) - len(found))]
-    return [*cells, str(len(row.records)), "" if row.p_value is None else f"{row.p_value:.4f}"]
+    return [*cells, str(len(row.records)), *([f"{value:.4f}" for value in _p_values(row, table)] or ["", ""])]
 
 
 def _printed(row: Row, column: str) -> str:
@@ -135,10 +157,16 @@ def _statistics(table: Table) -> list[str]:
     found = []
     if any(len(row.records) > 1 for row in table.trained):
         found.append("± is the standard deviation over the seeds.")
-    if any(row.p_value is not None for row in table.trained):
-        found.append(
-            f"p: paired bootstrap of sacreBLEU, one-tailed, against {table.base} of the same seed, the largest of them."
-        )
+    compared = [row for row in table.trained if row.p_value is not None]
+    if compared:
+        several = "; of several seeds the largest, or 1 where their differences are not all of one sign"
+        several *= any(len(row.records) > 1 for row in compared)
+        significant = sum(is_significant(row, table) for row in compared)
+        found += [
+            f"p: two-sided, twice that of sacreBLEU's paired bootstrap against {table.base} of the same seed{several}.",
+            f"p (Holm): corrected for {len(compared)} comparisons; * is significance at {SIGNIFICANCE_LEVEL:.0%}: "
+            f"{significant} of {len(compared)}.",
+        ]
     return found
 
 

@@ -34,7 +34,9 @@ def paired_bootstrap(
 
     `tokenizer` is one of sacreBLEU's. The p value is that of its paired bootstrap: the share of resamples in which
     |difference| exceeds its mean by at least |score − baseline|. sacreBLEU has "more than"; "at least" gives equal
-    translations p = 1. The test is one-tailed: the interval excludes 0 for p below about 0.025.
+    translations p = 1. In spite of the absolute values it is one-tailed: unless the scores are close, all differences
+    have one sign, and only one tail of them is counted. The two-sided p is twice as large; the interval excludes 0
+    where that is below about 0.05.
     """
     statistics = [_statistics(side, references, tokenizer) for side in (hypotheses, baseline)]
     score, other = (_bleu(rows.sum(0)) for rows in statistics)

@@ -4,6 +4,7 @@ import importlib
 import io
 import re
 
+import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
@@ -11,7 +12,7 @@ from experiments import paper, table3_figure
 from experiments.records import write_records
 from experiments.sweep.plan import CONFIGS, parse_config
 from experiments.table3_figure import label_points, scatter
-from experiments.table3_rows import make_table, spearman
+from experiments.table3_rows import holm, make_table, spearman, spearman_interval
 from experiments.table3_variations import main
 from tests.experiments.runs import record, run_folder
 
@@ -96,14 +97,16 @@ def test_our_settings_are_shown_where_the_paper_prints_one_or_ours_differs_from_
 
 def test_markdown_and_latex_show_the_values_of_the_paper_and_ours_side_by_side(tmp_path, capsys):
     made = [trained("base", 6.0 + seed, 21.0 + seed, seed=seed, steps=1000) for seed in (0, 1)]
-    worse = trained("a_h4", 6.5, 20.125, steps=1000) | {"against_base": {"p_value": 0.0312}}
+    worse = trained("a_h4", 6.5, 20.125, steps=1000) | {"against_base": {"difference": -1.4, "p_value": 0.0156}}
     folder = records(tmp_path, *made, worse)
     assert main([folder]) == 0
     out = capsys.readouterr().out
     assert "| base | 6 | 512 | 2048 | 8 | 64 | 64 | 0.1 | 0.1 | 100,000 → 1,000 | 4.92 | 6.50 ± 0.71 | 25.8 |" in out
-    assert "| 25.8 | 21.50 ± 0.71 | 65 | 63.0 | 2 |  |" in out
-    assert "| a_h4 |  |  |  | 4 | 128 | 128 |  |  |  | 5.00 | 6.50 | 25.5 | 20.12 |  | 63.0 | 1 | 0.031 |" in out
-    assert "| c_n2 | 2 |  |  |  |  |  |  |  |  | 6.11 |  | 23.7 |  | 36 |  |  |  |" in out
+    assert "| 25.8 | 21.50 ± 0.71 | 65 | 63.0 | 2 |  |  |" in out
+    assert (
+        "| a_h4 |  |  |  | 4 | 128 | 128 |  |  |  | 5.00 | 6.50 | 25.5 | 20.12 |  | 63.0 | 1 | 0.031 | 0.031 * |" in out
+    )
+    assert "| c_n2 | 2 |  |  |  |  |  |  |  |  | 6.11 |  | 23.7 |  | 36 |  |  |  |  |" in out
     assert "nrefs:1|tok:13a" in out and "8 × NVIDIA H100 80GB HBM3" in out
     assert main([folder, "--format=latex"]) == 0
     out = capsys.readouterr().out
@@ -111,11 +114,48 @@ def test_markdown_and_latex_show_the_values_of_the_paper_and_ours_side_by_side(t
     assert r"a\_h4 & " in out and not re.search(r"[→±×⁶ε]|(?<!\\)_", out)
 
 
-def test_the_largest_p_value_of_the_seeds_is_shown(tmp_path, capsys):
-    values = (0.25, 0.001, 0.125)
-    made = [trained("c_n2", seed=n) | {"against_base": {"p_value": p}} for n, p in enumerate(values)]
+def against_base(**found):
+    """One record of c_n2 for each difference and one-tailed p."""
+    pairs = zip(found["differences"], found["p_values"], strict=True)
+    compared = [{"difference": difference, "p_value": p} for difference, p in pairs]
+    return [trained("c_n2", seed=n) | {"against_base": each} for n, each in enumerate(compared)]
+
+
+def test_of_several_seeds_twice_the_largest_one_tailed_p_value_is_shown(tmp_path, capsys):
+    made = against_base(differences=(-2.5, -3.0, -1.0), p_values=(0.01, 0.001, 0.0625))
     rows, notes = table(capsys, records(tmp_path, trained("base"), *made))
-    assert (rows["c_n2"]["p"], rows["base"]["p"]) == ("0.2500", "") and "paired bootstrap" in notes
+    assert (rows["c_n2"]["p"], rows["base"]["p"]) == ("0.1250", "") and "of several seeds the largest" in notes
+
+
+@pytest.mark.parametrize("differences", [(2.31, -2.24), (2.31, 0.0)])
+def test_seeds_that_differ_from_base_in_opposite_directions_are_not_significant(differences, tmp_path, capsys):
+    rows, notes = table(
+        capsys, records(tmp_path, trained("base"), *against_base(differences=differences, p_values=(0.001, 0.001)))
+    )
+    assert (rows["c_n2"]["p"], rows["c_n2"]["p (Holm)"]) == ("1.0000", "1.0000")
+    assert "* is significance at 5%: 0 of 1." in notes
+
+
+def test_holms_correction_equals_a_calculation_by_hand():
+    """Of four: the smallest times 4, the next times 3, times 2, times 1; none below one before it, none above 1."""
+    assert holm([0.03, 0.005, 0.9, 0.02]) == pytest.approx([0.06, 0.02, 0.9, 0.06])
+    assert holm([0.5, 0.5]) == [1.0, 1.0] and holm([]) == []
+
+
+def test_significance_is_marked_by_holms_correction_for_all_rows(tmp_path, capsys):
+    """One-tailed 0.01 and 0.02 are 0.02 and 0.04 in both directions, and 0.04 and 0.04 corrected; with a third, not."""
+
+    def compared(row, p):
+        return trained(row, 6.5, 20.0) | {"against_base": {"difference": -1.0, "p_value": p}}
+
+    made = [trained("base"), compared("a_h1", 0.01), compared("c_n2", 0.02)]
+    assert main([records(tmp_path, *made)]) == 0
+    out = capsys.readouterr().out
+    assert "| 0.020 | 0.040 * |" in out and "| 0.040 | 0.040 * |" in out and "* is significance at 5%: 2 of 2." in out
+    assert main([records(tmp_path, *made, compared("a_h4", 0.4))]) == 0
+    out = capsys.readouterr().out
+    assert "| 0.020 | 0.060 |" in out and "| 0.800 | 0.800 |" in out and "corrected for 3 comparisons" in out
+    assert "* is significance at 5%: 0 of 3." in out
 
 
 def test_a_sweep_is_read_like_its_records(tmp_path, capsys):
@@ -139,6 +179,19 @@ def test_spearman_equals_a_calculation_by_hand_and_scipy():
     assert spearman(printed, ours) == pytest.approx(spearmanr(printed, ours).statistic)
     assert spearman([1, 2, 3], [3, 3, 3]) is None
     assert spearman([1, 2], [3, 4]) is None and spearman([1], [1]) is None and spearman([], []) is None
+
+
+def test_the_interval_of_the_correlation_is_that_of_resampled_rows():
+    """Of equal orders it is one point; of noise it contains 0; the share of resamples within it is 95 %."""
+    order = list(range(20))
+    assert spearman_interval(order, order) == pytest.approx((1, 1)) and spearman_interval(order[:9], order[:9]) is None
+    assert spearman_interval(order, [1] * 20) is None
+    noise = np.random.default_rng(0).permutation(20)
+    low, high = spearman_interval(order, noise)
+    assert low < spearman(order, noise) < high and low < 0 < high
+    draws = np.random.default_rng(1).choice(20, size=(500, 20))
+    within = [low <= spearmanr(draw, noise[draw]).statistic <= high for draw in draws]
+    assert 0.92 < np.mean(within) < 0.98
 
 
 def test_the_correlation_is_computed_from_the_rows_with_records(tmp_path, capsys):
@@ -279,12 +332,12 @@ def own_row(row, **changes):
 
 
 GOLDEN = {  # SHA-256 of standard output
-    (False, "markdown"): "959ec2b250d4621f8a9d2f0463e2994f2d52918c8f72292b2304ee7a1be8d622",
-    (False, "latex"): "c4ff51d58216740e8d6d68b4a937784a91f478b82858096bcfbcf0aa71df6853",
-    (False, "csv"): "ef2a84cf60d9baf880360cd75cadfc6761d2a8fe5d22b168a92fca7e20cf9335",
-    (True, "markdown"): "3a305e8f3f7c4c8c31057ebda55cbc6a392c59db2db31df9ce6bc7cc0adb8c3b",
-    (True, "latex"): "d3e9a2ea76634d48e380a4e7af5fca80846d5afd9ba5d8a371d02940abb94ff2",
-    (True, "csv"): "c57d6e01d46c9fc9a22267529ec576729a7e20f0e2c30f892520da9dcac0a7d0",
+    (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
+    (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
+    (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
+    (True, "markdown"): "6aa5062bc69b04557372ffa49859b67eff21a95dd3523b45b36b600ca3053241",
+    (True, "latex"): "624b36b3b038526a064629866035c9b8e98194d87e453c5fe435403ad680a10a",
+    (True, "csv"): "d28292107a127939df0c9610d1e9b8707e9e37cb6368188c69cb2571fd856a86",
 }
 
 
@@ -332,7 +385,9 @@ def test_records_of_rows_that_the_paper_does_not_have_are_rows_of_their_own(tmp_
     rows, _ = table(capsys, folder, ablations)
     assert list(rows) == ["base", "c_n2", "f_short", "f_window", "g_deep"]
     assert main([folder]) == 0
-    assert "| g_deep | 12 |  |  |  |  |  |  |  |  |  | 6.50 |  | 20.00 |  | 63.0 | 1 |  |  |" in capsys.readouterr().out
+    assert (
+        "| g_deep | 12 |  |  |  |  |  |  |  |  |  | 6.50 |  | 20.00 |  | 63.0 | 1 |  |  |  |" in capsys.readouterr().out
+    )
 
 
 @pytest.fixture
@@ -346,7 +401,7 @@ def own_sweep(tmp_path):
         path = folder / f"{row}.py"
         path.write_text(ABLATION.format(change=f"config.model.d_model = 32\n    {change}"))
         made.append(record(row, parse_config(path), steps=100_000))
-        made[-1]["against_base"] = {"row": "lion", "p_value": 0.125}
+        made[-1]["against_base"] = {"row": "lion", "difference": 1.5, "p_value": 0.0625}
     del made[-1]["against_base"]
     return f"--configs={folder}", records(tmp_path, *made)
 
@@ -366,7 +421,7 @@ def test_the_row_that_the_others_are_compared_with_may_have_any_name(own_sweep, 
     assert (rows["lion"]["N ours"], rows["base"]["N ours"], rows["c_n2"]["N ours"]) == ("6", "", "1")
     assert [rows[row]["p"] for row in ("base", "c_n2", "lion")] == ["0.1250", "0.1250", ""]
     assert rows["base"]["other"] == "model.attention=dot_product, optimizer.name=adam" and rows["lion"]["other"] == ""
-    assert "one-tailed, against lion of the same seed" in notes
+    assert "paired bootstrap against lion of the same seed." in notes
     rows, notes = table(capsys, *own_sweep)
     assert not any(rows[row]["p"] for row in rows) and "bootstrap" not in notes  # those p are against another row
     assert main([*own_sweep, "--base=loin"]) == 2
