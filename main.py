@@ -68,7 +68,7 @@ def evaluate(args: flags.FlagValues) -> None:
     from t2t_jax.evaluation.evaluate import evaluate_run
     from t2t_jax.remote_run import local_runs, needed_to_read
 
-    given = {name: args[name].value for name in ("source", "reference", "output", "dtype")}
+    given = {name: args[name].value for name in ("split", "source", "reference", "output", "dtype")}
     step = checkpoint(args.step)
     with local_runs(workdir, needed_to_read(step)) as run:
         scores = evaluate_run(run, step=step, **given, **decode_options(args))
@@ -166,7 +166,7 @@ _SAMPLING = ("temperature", "top_k", "top_p")
 FLAGS_OF = {
     "train": ("config", "preset", "workdir", "init_from", "profile_steps", "distributed", *_PROCESS),
     "prepare": ("config", "preset", "launcher", "slurm"),
-    "evaluate": ("workdir", "step", "source", "reference", "output", "dtype", *_DECODE),
+    "evaluate": ("workdir", "step", "split", "source", "reference", "output", "dtype", *_DECODE),
     "translate": ("workdir", "step", "output_format", "sample", *_DECODE, *_SEARCH, *_SAMPLING),
     "backtranslate": (
         "workdir",
@@ -257,6 +257,10 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
     flags.DEFINE_enum(
         "launcher", "local", ["local", "slurm"],
         "Where --mode=prepare encodes the corpus: on this machine, or in array jobs of Slurm.", flag_values=args,
+    )  # fmt: skip
+    flags.DEFINE_enum(
+        "split", None, ["dev", "test"], "Which of the run's own data --mode=evaluate scores; default: test.",
+        flag_values=args,
     )  # fmt: skip
     flags.DEFINE_enum("output_format", "text", ["text", "jsonl"], "Of --mode=translate.", flag_values=args)
     flags.DEFINE_enum(

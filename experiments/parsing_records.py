@@ -33,7 +33,7 @@ from t2t_jax.run_folder import RunFolder
 PERCENTAGES = ("f1", "precision", "recall", "exact_match")
 SCORES = (*PERCENTAGES, "sentences", "constrained", "invalid")
 # Of a stored evaluation, beside its scores.
-_CONDITIONS = ("step", "checkpoints", "averaged_steps", "dtype", "options", "files")
+_CONDITIONS = ("step", "checkpoints", "averaged_steps", "dtype", "options", "files", "split")
 _FIELDS = ("row", "config", *SCORES, *PROVENANCE_FIELDS, "evaluation")
 
 _SCORE_TYPES = {**dict.fromkeys(PERCENTAGES, NUMBER), "sentences": INTEGER, "constrained": BOOLEAN, "invalid": INTEGER,
@@ -97,6 +97,8 @@ def _stored_evaluation(stored: dict[str, Any], result: Mapping[str, Any], where:
     """The conditions of a stored evaluation; `files` names the texts where they are not the run's own test set."""
     types = {"step": INTEGER, "checkpoints": OBJECT, "dtype": TEXT, "options": OBJECT, "files": OBJECT}
     check_types(stored, types | {"averaged_steps": LIST}, where, types)
+    if stored.get("split", "test") != "test":  # earlier versions evaluated the test sets alone
+        raise InputError(f"evaluation: {where} is of the {shown(stored['split'])} set; a record is of the test set")
     if len(stored["checkpoints"]) != 1:
         raise InputError(f"evaluation: {where} is of {len(stored['checkpoints'])} runs; a record is of one")
     if stored["step"] != result["steps"]:

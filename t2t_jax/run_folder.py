@@ -223,10 +223,14 @@ class RunFolder:
         return self.config["decode"] | {name: value for name, value in given.items() if value is not None}
 
     def keep_evaluation(self, scores: dict[str, Any], conditions: dict[str, Any]) -> Path:
-        """Stores the scores of an evaluation in a file of their own for these conditions; returns its path."""
+        """Stores the scores of an evaluation in a file of their own for these conditions; returns its path.
+
+        The name begins with "dev" where the dev set was scored, so that the two are not taken for one another.
+        """
         digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:8]
         self._evaluations.mkdir(exist_ok=True)
-        path = self._evaluations / f"step_{conditions['step']}_{digest}.json"
+        name = f"{'dev_' * (conditions.get('split') == 'dev')}step_{conditions['step']}_{digest}.json"
+        path = self._evaluations / name
         write_object(path, scores | conditions)
         return path
 

@@ -46,7 +46,7 @@ def test_the_rules_of_stopping_early_are_those_of_the_search():
 @pytest.mark.parametrize("mode", main.MODES)
 def test_a_flag_that_the_mode_does_not_use_is_refused(mode):
     values = {"config": "configs/quickstart.py", "output_format": "text", "dtype": "float32", "early_stop": "exact"}
-    values |= {"launcher": "slurm", "preset": "gpu"}
+    values |= {"launcher": "slurm", "preset": "gpu", "split": "dev"}
     values["mode"] = mode
     for name in DEFINED - set(main.FLAGS_OF[mode]):
         with pytest.raises(InputError, match=f"--{name} is not used by --mode={mode}; it is for --mode="):

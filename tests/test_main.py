@@ -278,6 +278,21 @@ def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
     assert code == 2 and "--source and --reference go together" in errors
 
 
+def test_evaluate_scores_the_dev_set_and_keeps_its_scores_apart_from_those_of_the_test_sets(command, run, tmp_path):
+    own = (Path(run) / "result.json").read_bytes()
+    code, output, errors = command("--mode=evaluate", f"--workdir={run}", "--split=dev")
+    scores, expected = json.loads(output), json.loads(own)["dev"]
+    assert code == 0 and scores["sentences"] == 12
+    assert scores == {name: x if isinstance(x, str) else pytest.approx(x, rel=1e-6) for name, x in expected.items()}
+    (kept,) = (Path(run) / "evaluations").glob("dev_step_6_*.json")
+    assert json.loads(kept.read_text())["split"] == "dev" and f"stored in {run}/evaluations/{kept.name}" in errors
+    assert (Path(run) / "result.json").read_bytes() == own
+    prefix = toy_corpus.write(tmp_path / "other", toy_corpus.pairs(2, seed=5))
+    files = [f"--source={prefix}.en", f"--reference={prefix}.de"]
+    code, _, errors = command("--mode=evaluate", f"--workdir={run}", "--split=dev", *files)
+    assert code == 2 and "--split=dev is of the run's own data; leave it out, or --source and --reference" in errors
+
+
 def test_score_prints_one_object_for_each_pair(command, run, tmp_path):
     prefix = toy_corpus.write(tmp_path / "pairs", toy_corpus.pairs(3, seed=5))
     code, output, _ = command("--mode=score", f"--workdir={run}", f"--source={prefix}.en", f"--target={prefix}.de")

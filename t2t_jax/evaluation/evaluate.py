@@ -144,21 +144,25 @@ def evaluate_run(
     reference: str | None,
     output: str | None,
     dtype: str | None,
+    split: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Scores a run on its test sets, or on two text files, and stores the scores in RUN/evaluations or `output`.
 
-    The checkpoint, the options and the checksums of the files are stored with the scores; result.json is not changed.
-    `options` are those of `Translator.translate`, `dtype` is that of the computation; by default the run's.
+    With `split` "dev" its dev set is scored, which decoding may be tuned on, in place of the test sets. The checkpoint,
+    the options and the checksums of the files are stored with the scores; result.json is not changed. `options` are
+    those of `Translator.translate`, `dtype` is that of the computation; by default the run's.
     """
     first, *others = workdir.split(",")
     if others and not output:
         raise InputError("--workdir names several runs, and an ensemble has no folder; give --output=FILE")
     if (source is None) != (reference is None):
         raise InputError("--source and --reference go together; give both, or neither for the run's own test set")
+    if source is not None and split is not None:
+        raise InputError(f"--split={split} is of the run's own data; leave it out, or --source and --reference")
     if output:
         _check_output(output, workdir.split(","), [path for path in (source, reference) if path])
-    run = RunFolder.open(first)
+    split, run = split or "test", RunFolder.open(first)
     options = run.decode_options(**options)
     check_options(**options)
     config = run.config
@@ -166,16 +170,18 @@ def evaluate_run(
     if source is not None:  # read before the model is
         sides = read_text("source", source), read_text("reference", reference)
         check_pairing((source, reference), tuple(map(len, sides)))
-        texts, files = {"test": sides}, {path: sha256(Path(path).expanduser()) for path in (source, reference)}
+        texts, scored = {"test": sides}, {"files": {p: sha256(Path(p).expanduser()) for p in (source, reference)}}
     members = restore_all(workdir, step)
     if source is None:
-        texts, files = _test_sets(members[0])
+        texts, fingerprint = _own_sets(members[0], split)
+        scored = {"files": {"data": fingerprint}, "split": split}
     translator, language = translator_of(members, dtype), config["data"]["target_language"]
     found = {
         name: evaluate(translator, *sides, target_language=language, name=name, **options).scores
         for name, sides in texts.items()
     }
-    scores = found.pop("test")
+    first_set, *_ = found
+    scores = found.pop(first_set)
     if found:
         scores["other_tests"] = found
     conditions = {
@@ -184,7 +190,7 @@ def evaluate_run(
         "averaged_steps": [member.averaged_steps for member in members],
         "dtype": dtype,
         "options": options,
-        "files": files,
+        **scored,
     }
     if output:
         write_json(Path(output).expanduser(), scores | conditions)
@@ -203,12 +209,13 @@ def _check_output(output: str, runs: Sequence[str], inputs: Sequence[str]) -> No
         raise InputError(f"output={output}: is inside the run; leave out --output, and the scores are in evaluations/")
 
 
-def _test_sets(trained: TrainedModel) -> tuple[dict[str, tuple[list[str], list[str]]], dict[str, str]]:
-    """Both sides of each of a run's own test sets, and the fingerprint of its data."""
+def _own_sets(trained: TrainedModel, split: str) -> tuple[dict[str, tuple[list[str], list[str]]], str]:
+    """Both sides of a run's own dev set, or of each of its test sets, 'test' first; and the fingerprint of its data."""
     store = open_store(trained.run.config["data"])
     if store.fingerprint != trained.data:
         raise InputError(
             f"data: what the config of {trained.run.path} names is not the text it was trained with; give it back, or "
             "give --source and --reference"
         )
-    return {name: store.held_out(name) for name in store.test_sets}, {"data": store.fingerprint}
+    names = store.test_sets if split == "test" else [split]
+    return {name: store.held_out(name) for name in names}, store.fingerprint

@@ -330,6 +330,7 @@ def test_what_is_no_evaluation_of_a_finished_parsing_run_is_refused(tmp_path, ca
         (tmp_path / "absent", "record: no file "),
         (run / "evaluations/absent.json", "evaluation: no file "),
         (stored_evaluation(run, "a", step=500), "is of step 500; result.json describes step 9000"),
+        (stored_evaluation(run, "c", split="dev"), "is of the 'dev' set; a record is of the test set"),
         (stored_evaluation(run, "b", checkpoints=two), "is of 2 runs; a record is of one"),
     ]:
         code, line = refused(capsys, table4_parsing.main, path)
