@@ -193,10 +193,8 @@ def significance_against(base_run: str | Path, run: str | Path, signature: str =
     check_pairs(baseline, references, str(base_run))
     check_pairs(hypotheses, references, str(run))
     protocol = dict(part.split(":", 1) for part in signature.split("|") if part)
-    texts = hypotheses, baseline, references
-    if protocol.get("case") == "lc":
-        texts = [[line.lower() for line in text] for text in texts]
-    found = paired_bootstrap(*texts, tokenizer=protocol.get("tok", "13a"))
+    options = {"tokenizer": protocol.get("tok", "13a"), "lowercase": protocol.get("case") == "lc"}
+    found = paired_bootstrap(hypotheses, baseline, references, **options)
     return found._asdict() | {"interval": list(found.interval)}  # a list, as it is read back from JSON
 
 

@@ -1,6 +1,7 @@
 """§6.1: five scores of translations, each with the signature of its protocol.
 
-    python -m t2t_jax.evaluation.bleu REFERENCE HYPOTHESIS --target_language=de [--baseline=OTHER] [--json]
+    python -m t2t_jax.evaluation.bleu REFERENCE HYPOTHESIS --target_language=de [--lowercase]
+        [--baseline=OTHER] [--json]
 
 Two plain-text files, detokenised, one sentence a line. Scores of different protocols must not be compared:
 
@@ -135,16 +136,24 @@ def multi_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 
 def score_files(
-    reference: str, hypothesis: str, target_language: str | None = None, baseline: str | None = None
+    reference: str,
+    hypothesis: str,
+    target_language: str | None = None,
+    baseline: str | None = None,
+    lowercase: bool = False,
 ) -> dict[str, Any]:
-    """The scores of two text files and, with `baseline`, a third, the paired bootstrap of their difference."""
+    """The scores of two text files and, with `baseline`, a third, the paired bootstrap of their difference.
+
+    With `lowercase` all of them ignore case.
+    """
     references, hypotheses = read_text("reference", reference), read_text("hypothesis", hypothesis)
-    scores = corpus_scores(hypotheses, references, target_language) | {"sentences": len(references)}
+    scores = corpus_scores(hypotheses, references, target_language, lowercase) | {"sentences": len(references)}
     if baseline is None:
         return scores
     others = read_text("baseline", baseline)
     check_pairs(others, references, "baseline")
-    comparison = paired_bootstrap(hypotheses, others, references, tokenizer=tokenizer(target_language))
+    options = {"tokenizer": tokenizer(target_language), "lowercase": lowercase}
+    comparison = paired_bootstrap(hypotheses, others, references, **options)
     return scores | {"comparison": comparison._asdict()}
 
 
@@ -156,7 +165,7 @@ def table(scores: dict[str, Any]) -> str:
     if "comparison" in scores:
         found = Comparison(**scores["comparison"])
         low, high = found.interval
-        conditions = f"p = {found.p_value:.3f} ({found.resamples:,} paired resamples, seed {found.seed})"
+        conditions = f"one-tailed p = {found.p_value:.3f} ({found.resamples:,} paired resamples, seed {found.seed})"
         lines += [
             f"{'baseline':<16}{found.baseline:6.2f}  {scores['signature']}",
             f"{'difference':<16}{found.difference:+6.2f}  95 % interval {low:+.2f} to {high:+.2f}, {conditions}",
@@ -174,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("hypothesis", help="translations to score, line by line")
     parser.add_argument("--target_language", help="such as de; without it, only sacreBLEU and chrF")
     parser.add_argument("--baseline", help="other translations to compare with, by a paired bootstrap of sacreBLEU")
+    parser.add_argument("--lowercase", action="store_true", help="ignore case, for models that write lower case")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
 
     def show() -> None:

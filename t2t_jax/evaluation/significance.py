@@ -27,18 +27,19 @@ def paired_bootstrap(
     references: Sequence[str],
     *,
     tokenizer: str = "13a",
+    lowercase: bool = False,
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Comparison:
     """Scores both translations on the same resampled test sets, whose sentences are drawn with replacement.
 
-    `tokenizer` is one of sacreBLEU's. The p value is that of its paired bootstrap: the share of resamples in which
-    |difference| exceeds its mean by at least |score − baseline|. sacreBLEU has "more than"; "at least" gives equal
-    translations p = 1. In spite of the absolute values it is one-tailed: unless the scores are close, all differences
-    have one sign, and only one tail of them is counted. The two-sided p is twice as large; the interval excludes 0
-    where that is below about 0.05.
+    `tokenizer` is one of sacreBLEU's; with `lowercase` it ignores case. The p value is that of its paired bootstrap:
+    the share of resamples in which |difference| exceeds its mean by at least |score − baseline|. sacreBLEU has "more
+    than"; "at least" gives equal translations p = 1. In spite of the absolute values it is one-tailed: unless the
+    scores are close, all differences have one sign, and only one tail of them is counted. The two-sided p is twice as
+    large; the interval excludes 0 where that is below about 0.05.
     """
-    statistics = [_statistics(side, references, tokenizer) for side in (hypotheses, baseline)]
+    statistics = [_statistics(side, references, tokenizer, lowercase) for side in (hypotheses, baseline)]
     score, other = (_bleu(rows.sum(0)) for rows in statistics)
     random = np.random.default_rng(seed)
     draws = (random.choice(len(references), size=len(references)) for _ in range(resamples))
@@ -50,9 +51,9 @@ def paired_bootstrap(
     return Comparison(score, other, score - other, (float(low), float(high)), p_value, resamples, seed)
 
 
-def _statistics(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str) -> np.ndarray:
+def _statistics(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str, lowercase: bool) -> np.ndarray:
     """BLEU's sufficient statistics, [sentences, 10]: both lengths, then matching and all n-grams of orders 1 to 4."""
-    bleu = BLEU(force=True, tokenize=tokenizer)
+    bleu = BLEU(force=True, tokenize=tokenizer, lowercase=lowercase)
     scores = [bleu.corpus_score([h], [[r]]) for h, r in zip(hypotheses, references, strict=True)]
     return np.array([[s.sys_len, s.ref_len, *s.counts, *s.totals] for s in scores], np.int64)
 

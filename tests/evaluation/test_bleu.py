@@ -278,7 +278,21 @@ def test_the_command_compares_with_a_baseline(command, tmp_path):
 
     code, output, _ = command(reference, reference, f"--baseline={hypothesis}")
     low, high = found["interval"]
-    assert code == 0 and f"{100 - score:+.2f}  95 % interval {low:+.2f} to {high:+.2f}, p = " in output
+    assert code == 0 and f"{100 - score:+.2f}  95 % interval {low:+.2f} to {high:+.2f}, one-tailed p = " in output
+
+
+def test_the_command_ignores_case_where_it_is_asked_to(command, tmp_path):
+    """Translations in lower case of cased references: a model that was trained in lower case."""
+    reference, hypothesis, baseline = (
+        write(tmp_path / f"{name}.de", lines)
+        for name, lines in (("ref", GERMAN), ("hyp", map(str.lower, GERMAN)), ("base", map(str.lower, TRANSLATIONS)))
+    )
+    arguments = (reference, hypothesis, f"--baseline={baseline}", "--target_language=de", "--json")
+    cased, found = (json.loads(command(*arguments, *flags)[1]) for flags in ([], ["--lowercase"]))
+    assert found["sacrebleu"] == found["comparison"]["score"] == pytest.approx(100) and cased["sacrebleu"] < 50
+    assert "case:lc" in found["signature"] and "case:lc" in found["paper_signature"]
+    expected = corpus_scores(TRANSLATIONS, GERMAN, lowercase=True)["sacrebleu"]
+    assert found["comparison"]["baseline"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
