@@ -89,6 +89,15 @@ def test_a_run_stopped_between_two_checkpoints_averages_the_same_ones_and_evalua
     assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
 
 
+def test_checkpoints_by_time_are_not_averaged_where_others_are_saved_by_steps(tmp_path):
+    """Here every step saves by time."""
+    fields = {"checkpoint__interval_minutes": 1e-9, "checkpoint__average_last": 3, "checkpoint__keep": 3}
+    by_both = train(tiny_config(tmp_path, checkpoint__interval_steps=2, **fields), str(tmp_path / "both"))
+    assert by_both["averaged_steps"] == [2, 4, 6]
+    by_time = train(tiny_config(tmp_path, checkpoint__interval_steps=0, **fields), str(tmp_path / "time"))
+    assert by_time["averaged_steps"] == [4, 5, 6]
+
+
 CONFIG = """
 from pathlib import Path
 from tests.runs import tiny_config

@@ -35,7 +35,7 @@ ROWS = {
     "e_learned_positions": ({"model.positions": "learned"}, 65_372_160, None),
     "big": (
         {"model.d_model": 1024, "model.d_ff": 4096, "model.num_heads": 16, "model.dropout": 0.3,
-         "train.train_steps": 300_000},
+         "train.train_steps": 300_000, "checkpoint.interval_steps": 600},
         218_300_416, 213,
     ),
 }  # fmt: skip

@@ -109,10 +109,10 @@ def train_in(
             # A stop can't wait for minutes: the scheduler kills after 30 s. The resumed run evaluates instead.
             if evaluate_steps(step) and not stop:
                 evaluate_dev(experiment, state, step, progress)
-            due = save_steps(step) or save_now or step == train_steps
-            if due or stop:
-                # A run that is stopped and resumed averages the checkpoints of one that is not.
-                provisional = not due and config.checkpoint.interval_steps > 0
+            on_schedule = save_steps(step) or step == train_steps
+            if on_schedule or save_now or stop:
+                # Neither the clock nor a stop changes which checkpoints are averaged where they are saved by steps.
+                provisional = not on_schedule and config.checkpoint.interval_steps > 0
                 save(experiment, state, step, checkpoints, run, progress, provisional)
             if stop and step < train_steps:
                 raise InterruptedRun(f"stopped by a signal after step {step}, saved; the same command resumes")
