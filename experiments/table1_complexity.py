@@ -43,7 +43,7 @@ SCALES = (1, 2, 4, 8)
 REPEATS = 5
 MAX_GIB = 4  # of the largest array of a layer that is timed
 PATH_SIZES = (Sizes(9, 4, 3, 3), Sizes(16, 4, 5, 6), Sizes(28, 4, 3, 9))
-MIN_SIZES = Sizes(n=2, d=1, k=3, r=3)  # a centred window of two positions has none on the left
+MIN_SIZES = Sizes(n=2, d=1, k=3, r=2)  # a centred window of two positions has none on the left
 SOLID, DASHED = {"marker": "o", "markersize": 5}, {"marker": "s", "markersize": 3, "linestyle": "--"}
 LINE_STYLES = (  # one per layer: a colour for each type, dashed for the variants
     {"color": "#0072B2", **SOLID},

@@ -20,7 +20,10 @@ Attend = Callable[[Array, Array, Array, "Sizes"], Array]
 
 
 class Sizes(NamedTuple):
-    """Sequence length n, representation dimension d, kernel size k, neighbourhood size r, as in Table 1."""
+    """Sequence length n, representation dimension d, kernel size k, neighbourhood size r, as in Table 1.
+
+    A neighbourhood of size r is what is within r/2 of a position, on either side, as for `model.attention_window`.
+    """
 
     n: int
     d: int
@@ -56,9 +59,9 @@ def full_attention(
 def restricted_attention(
     query: Float[Array, "n d"], key: Float[Array, "n d"], value: Float[Array, "n d"], sizes: Sizes
 ) -> Float[Array, "n d"]:
-    """Every position attends to the r around it: Eq. 1 in blocks of about r/2 queries and 3r/2 keys."""
+    """Every position attends to those within r/2 of it: Eq. 1 in blocks of r/2 queries and 3r/2 keys."""
     arrays = query[None, None], key.T[None, None], value[None, None]
-    return local_attention(scaled_dot_product_attention, *arrays, None, *sides(sizes.r))[0, 0]
+    return local_attention(scaled_dot_product_attention, *arrays, None, sizes.r // 2, sizes.r // 2)[0, 0]
 
 
 def without_projections(attend: Attend) -> Callable[..., Array]:
@@ -133,7 +136,8 @@ class Formula(NamedTuple):
 class Layer:
     """A row of Table 1: the paper's formulas for a layer type, its exact path length, and its implementation.
 
-    For layers with projections, which the paper has no formula for, `work` is the exact number of multiply-adds.
+    For layers with projections, which the paper has no formula for, `work` is the number of multiply-adds: exact, in
+    restricted attention for an even r from 4 on and whole blocks (n a multiple of r/2).
 
     `apply` takes (parameters, x, sizes, dilation); the dilation is 1 except in a `dilated` layer. `update`, which only
     recurrent layers have, takes (parameters, states, x) and updates the states of all positions once. In a `causal`
@@ -157,9 +161,9 @@ def logarithm(n: int, base: int) -> int:
     return next(power for power in range(n) if base**power >= n)
 
 
-def layers_to_connect(n: int, size: int) -> int:
-    """The number of layers with centred windows of `size` that connect the first and the last position both ways."""
-    return math.ceil((n - 1) / min(sides(size)))
+def layers_to_connect(n: int, reach: int) -> int:
+    """The number of layers, each with `reach` positions on both sides, that connect the first and the last position."""
+    return math.ceil((n - 1) / reach)
 
 
 def square_matrices(*names: str) -> Callable[[Sizes], dict[str, tuple[int, ...]]]:
@@ -213,7 +217,7 @@ LAYERS = (
         work=Formula("O(k·n·d²)", lambda s: s.k * s.n * s.d**2),
         sequential=CONSTANT,
         path=OVER_K,
-        path_length=lambda s: layers_to_connect(s.n, s.k),
+        path_length=lambda s: layers_to_connect(s.n, min(sides(s.k))),
         apply=contiguous,
         shapes=kernel,
     ),
@@ -233,7 +237,7 @@ LAYERS = (
         work=Formula("O(k·n·d + n·d²)", lambda s: s.k * s.n * s.d + s.n * s.d**2),
         sequential=CONSTANT,
         path=OVER_K,
-        path_length=lambda s: layers_to_connect(s.n, s.k),
+        path_length=lambda s: layers_to_connect(s.n, min(sides(s.k))),
         apply=separable,
         shapes=separable_kernels,
     ),
@@ -242,15 +246,15 @@ LAYERS = (
         work=Formula("O(r·n·d)", lambda s: s.r * s.n * s.d),
         sequential=CONSTANT,
         path=OVER_R,
-        path_length=lambda s: layers_to_connect(s.n, s.r),
+        path_length=lambda s: layers_to_connect(s.n, s.r // 2),
         apply=without_projections(restricted_attention),
     ),
     Layer(
         name="Self-attention (restricted) with projections",
-        work=Formula("2·r·n·d + 4·n·d²", lambda s: 2 * s.r * s.n * s.d + 4 * s.n * s.d**2),
+        work=Formula("3·r·n·d + 4·n·d²", lambda s: 3 * s.r * s.n * s.d + 4 * s.n * s.d**2),
         sequential=CONSTANT,
         path=OVER_R,
-        path_length=lambda s: layers_to_connect(s.n, s.r),
+        path_length=lambda s: layers_to_connect(s.n, s.r // 2),
         apply=with_projections(restricted_attention),
         shapes=PROJECTIONS,
     ),

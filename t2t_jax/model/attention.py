@@ -42,7 +42,7 @@ def segment_mask(queries: Int[Array, "B T"], keys: Int[Array, "B S"]) -> Bool[Ar
 
 
 def window_mask(length: int, window: int) -> Bool[Array, "1 1 T T"]:
-    """A position may attend to those within `window` / 2 of it, on either side (Table 1, "restricted")."""
+    """A position may attend to those within `window` / 2 of it, on either side: Table 1's r, "restricted"."""
     positions = jnp.arange(length)
     return (jnp.abs(positions[:, None] - positions[None]) <= window // 2)[None, None]
 

@@ -11,6 +11,7 @@ import pytest
 from experiments import table1_complexity as table1
 from experiments.table1_layers import LAYERS, Sizes, init_parameters, logarithm
 from t2t_jax.errors import InputError
+from t2t_jax.model.attention import window_mask
 
 SMALL = Sizes(n=7, d=6, k=3, r=4)
 LARGE = Sizes(n=128, d=512, k=3, r=32)
@@ -40,7 +41,7 @@ def attended(query, key, value, left, right):
 
 
 @pytest.mark.parametrize(
-    "name, left, right", [("Self-attention", 7, 7), ("Self-attention (restricted)", 1, 2)], ids=["full", "restricted"]
+    "name, left, right", [("Self-attention", 7, 7), ("Self-attention (restricted)", 2, 2)], ids=["full", "restricted"]
 )
 def test_attention_equals_a_numpy_loop(name, left, right):
     _, x, found = applied(name, SMALL)
@@ -168,9 +169,9 @@ EXPONENTS = {  # of n, d, k, r in the paper's formulas
 
 
 def in_blocks(n, r):
-    """Pairs of queries and keys: blocks of r // 2 queries, at least two, with r − 1 keys beside them."""
+    """Pairs of queries and keys: blocks of r // 2 queries, at least two, with as many keys as r // 2 on both sides."""
     block = max(r // 2, 2)
-    return -(-n // block) * block * (block + r - 1)
+    return -(-n // block) * block * (block + 2 * (r // 2))
 
 
 EXACT = {  # multiply-adds
@@ -189,6 +190,19 @@ EXACT = {  # multiply-adds
 @pytest.mark.parametrize("sizes", [SMALL, LARGE, Sizes(50, 8, 5, 9)], ids=str)
 def test_work_is_the_exact_number_of_multiply_adds(layer, sizes):
     assert table1.multiply_adds(table1.jaxpr_of(layer, sizes)) == EXACT[layer.name](*sizes)
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if "with projections" in name])
+@pytest.mark.parametrize("sizes", [LARGE, Sizes(n=512, d=64, k=3, r=32), Sizes(n=30, d=8, k=3, r=4)], ids=str)
+def test_with_projections_the_formula_is_the_exact_number_of_multiply_adds(name, sizes):
+    assert table1.multiply_adds(table1.jaxpr_of(BY_NAME[name], sizes)) == BY_NAME[name].work.value(sizes)
+
+
+@pytest.mark.parametrize("r", [2, 3, 4, 5, 6])
+def test_the_neighbourhood_is_that_of_the_model(r):
+    """Of one layer, by gradients, and `model.attention_window`."""
+    _, dependent, *_ = table1.dependencies(BY_NAME["Self-attention (restricted)"], Sizes(n=9, d=4, k=3, r=r))
+    np.testing.assert_array_equal(dependent, window_mask(9, r)[0, 0])
 
 
 @pytest.mark.parametrize("name", EXPONENTS)
@@ -307,7 +321,7 @@ def test_the_figure_is_written(quick, ending, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "sizes, symbol", [((1, 1, 3, 3), "n"), ((2, 0, 3, 3), "d"), ((2, 1, 2, 3), "k"), ((2, 1, 3, 2), "r")]
+    "sizes, symbol", [((1, 1, 3, 3), "n"), ((2, 0, 3, 3), "d"), ((2, 1, 2, 3), "k"), ((2, 1, 3, 1), "r")]
 )
 def test_sizes_that_are_too_small_are_refused(sizes, symbol):
     assert table1.check_sizes(Sizes(2, 1, 3, 3))
