@@ -160,6 +160,17 @@ def checkout(tmp_path):
     return tmp_path
 
 
+def test_the_tour_shows_the_multiply_adds_and_paths_that_it_announces():
+    """By hand: 2·n²·d and k·n·d² at n = 64, d = 256 and k = 3; paths at n = 9 and k = r = 3."""
+    (code,) = [source for source in sources("paper_tour", "code") if "measured_path(" in source]
+    shown = {"Markdown": str}
+    exec(code, shown)
+    rows = {name: cells for name, *cells in (row.strip("| ").split(" | ") for row in shown["rows"])}
+    assert rows["Self-attention"][1:] == ["2,097,152", "O(1)", "1", "O(1)", "1"]
+    assert rows["Recurrent"][1:] == ["8,388,608", "O(n)", "64", "O(n)", "9"]
+    assert rows["Convolutional, contiguous"][1] == "12,582,912" and rows["Self-attention (restricted)"][-1] == "8"
+
+
 @pytest.mark.slow
 def test_the_notebooks_run_from_top_to_bottom_and_every_cell_shows_something(checkout):
     """One after the other, in a kernel each; the corpus of the quickstart is downloaded if it is not there."""
