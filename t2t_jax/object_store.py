@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from t2t_jax import signals
-from t2t_jax.errors import InputError, InterruptedRun, on_one_line
+from t2t_jax.errors import InputError, InterruptedRun, on_one_line, shown
 from t2t_jax.files import is_url
 from t2t_jax.temporary_folders import standing_for
 
@@ -167,7 +167,13 @@ class RemoteFolder:
     def _list(self) -> set[str]:
         with self._errors():
             found = self._files.find(self._root)
-        return {path[len(self._root) :].lstrip("/") for path in found}
+        names = {path[len(self._root) :].removeprefix("/") for path in found}
+        files = {name for name in names if not f"/{name}".endswith("/")}  # consoles mark folders by empty files
+        if outside := sorted(name for name in files if not _is_relative(name)):
+            raise InputError(
+                f"{self._field}: {self._url}: the name {shown(outside[0])} is not a path below it; delete that file"
+            )
+        return files
 
     def _complete(self, names: set[str]) -> set[str]:
         return {name for name in names if (unit := self._unit_of(name)) is None or f"{unit}{_MANIFEST}" in names}
@@ -196,6 +202,11 @@ class RemoteFolder:
             raise InputError(
                 f"{self._field}: {self._url}: {kind} ({reason}); mend that, and run the same command again"
             ) from error
+
+
+def _is_relative(name: str) -> bool:
+    """Whether the file of that name is below any folder it is copied to: stores take every name, ../../x too."""
+    return "\\" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
 def _stamp(path: Path) -> Stamp:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from t2t_jax import object_store
 from t2t_jax.errors import InputError, InterruptedRun
@@ -299,6 +299,27 @@ def test_readers_download_the_one_checkpoint_they_read(step, folder):
     wanted = {f"{folder}/manifest.json", f"{folder}/params/x"} | others
     assert set(needed_to_read(step)(names | others | {"tensorboard/events"})) == wanted
     assert set(needed_to_read(None)(others)) == others
+
+
+@pytest.mark.parametrize(
+    "name", ["checkpoints/5/../../../../EVIL", "../x", "a/../x", "checkpoints/5/./x", "a//x", "//x", "..\\x"]
+)
+def test_names_that_lead_out_of_the_copy_are_refused_before_anything_is_written(tmp_path, name):
+    for key in (name, "checkpoints/5/manifest.json", "config.json"):
+        MemoryFileSystem.store[f"/bucket/run/{key}"] = MemoryFile(MemoryFileSystem(), f"/bucket/run/{key}", b"evil")
+    remote = RemoteFolder("workdir", URL, tmp_path / "one" / "two" / "copy", UNIT)
+    with pytest.raises(InputError, match=f"workdir: {URL}: the name .*(x|EVIL)' is not a path below it; delete"):
+        remote.download()
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_consoles_mark_folders_by_is_not_a_file(tmp_path, monkeypatch):
+    first_state(tmp_path / "run")
+    RemoteFolder("workdir", URL, tmp_path / "run", UNIT).upload()
+    find = MemoryFileSystem.find
+    markers = [f"/bucket/run/{name}" for name in ("", "checkpoints/", "checkpoints/2/")]
+    monkeypatch.setattr(MemoryFileSystem, "find", lambda *arguments: [*find(*arguments), *markers])
+    assert downloaded(tmp_path / "copy") == files_in(tmp_path / "run")
 
 
 def test_errors_name_the_url_and_the_copy_does_not_outlive_them():
