@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+from absl import logging
 from sacrebleu.metrics import BLEU, CHRF
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
@@ -34,6 +35,15 @@ from t2t_jax.files import read_text
 # Of languages without spaces between words, where to 13a a sentence is one token. sacreBLEU's own choice for Japanese
 # needs MeCab, so that scores would depend on what is installed.
 _TOKENIZERS = {"zh": "zh", "yue": "zh"} | dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char")
+# Their scripts: Thai and Lao, Tibetan, Burmese, Khmer, kana, Chinese characters.
+_WITHOUT_SPACES = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
+# ISO 639-3, as FLORES and Tatoeba have it → ISO 639-1, as Moses has it, for the languages of these two tables.
+_CODES = (
+    "asm:as ben:bn bod:bo cat:ca ces:cs cmn:zh deu:de dzo:dz ell:el eng:en est:et fin:fi fra:fr gle:ga guj:gu hin:hi "
+    "hun:hu isl:is ita:it jpn:ja kan:kn khm:km lao:lo lav:lv lit:lt lvs:lv mal:ml mar:mr mya:my nld:nl ory:or pan:pa "
+    "pol:pl por:pt ron:ro rus:ru slk:sk slv:sl spa:es swe:sv tam:ta tel:te tha:th zho:zh"
+)
+_TWO_LETTERS = dict(code.split(":") for code in _CODES.split())
 # Moses takes English rules for languages that it does not know.
 LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | _TOKENIZERS.keys()
 SPLIT_LANGUAGES = ("de",)
@@ -52,6 +62,7 @@ def corpus_scores(
     With `lowercase`, for models that write lower case, all of them ignore case, as their signatures say.
     """
     check_pairs(hypotheses, references)
+    target_language = target_language and base_language(target_language)
     bleu, chrf = BLEU(lowercase=lowercase, tokenize=tokenizer(target_language)), CHRF(lowercase=lowercase)
     scores = {
         "sacrebleu": bleu.corpus_score(hypotheses, [references]).score,
@@ -59,14 +70,33 @@ def corpus_scores(
         "chrf": chrf.corpus_score(hypotheses, [references]).score,
         "chrf_signature": str(chrf.get_signature()),
     }
-    if target_language is None or target_language in _TOKENIZERS:
+    if target_language in _TOKENIZERS:
+        return scores
+    _warn_of_text_without_spaces(references)
+    if target_language is None:
         return scores
     return _moses_scores(hypotheses, references, target_language, lowercase) | scores
 
 
+def base_language(code: str) -> str:
+    """The language of a code such as zh-Hans, zh_CN or zho_Hans: zh; the first part of codes that are not known."""
+    first = re.split("[-_]", code.lower())[0]
+    return _TWO_LETTERS.get(first, first)
+
+
 def tokenizer(target_language: str | None) -> str:
     """The tokeniser of sacreBLEU for this language."""
-    return _TOKENIZERS.get(target_language, "13a")
+    return _TOKENIZERS.get(target_language and base_language(target_language), "13a")
+
+
+def _warn_of_text_without_spaces(references: Sequence[str]) -> None:
+    text = "".join("".join(references).split())
+    if 2 * len(_WITHOUT_SPACES.findall(text)) > len(text):
+        message = (
+            "target_language: the references are of a script without spaces between words, where each sentence is one "
+            "token to 13a; for a BLEU that means something, give the language: %s"
+        )
+        logging.log_first_n(logging.WARNING, message, 1, ", ".join(_TOKENIZERS))  # dev sets are evaluated often
 
 
 def check_pairs(hypotheses: Sequence[str], references: Sequence[str], field: str = "hypothesis") -> None:
@@ -181,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("reference", help="reference translations, one a line")
     parser.add_argument("hypothesis", help="translations to score, line by line")
-    parser.add_argument("--target_language", help="such as de; without it, only sacreBLEU and chrF")
+    parser.add_argument("--target_language", help="such as de, de-AT or deu; without it, only sacreBLEU and chrF")
     parser.add_argument("--baseline", help="other translations to compare with, by a paired bootstrap of sacreBLEU")
     parser.add_argument("--lowercase", action="store_true", help="ignore case, for models that write lower case")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import logging
 
-from t2t_jax.evaluation.bleu import LANGUAGES, corpus_scores
+from t2t_jax.evaluation.bleu import LANGUAGES, base_language, corpus_scores
 from t2t_jax.evaluation.brackets import bracket_scores
 
 
@@ -42,7 +42,7 @@ def _bleu(
 ) -> dict[str, Any]:
     """The five protocols of bleu.py; sacreBLEU and chrF alone where Moses has no rules for the language."""
     del sources
-    if target_language is not None and target_language not in LANGUAGES:
+    if target_language is not None and base_language(target_language) not in LANGUAGES:
         message = "data.target_language=%s: Moses has no rules for it; no score of Moses tokens"
         logging.log_first_n(logging.WARNING, message, 1, target_language)  # dev sets are evaluated often
         target_language = None

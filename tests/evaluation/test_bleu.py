@@ -4,11 +4,13 @@ from collections import Counter
 
 import pytest
 import sacrebleu
+from absl import logging
 from sacremoses import MosesTokenizer
 
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation import bleu
 from t2t_jax.evaluation.bleu import corpus_scores, moses_tokens, multi_bleu, split_compounds
+from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.evaluation.significance import paired_bootstrap
 
 REFERENCES = ["Das Licht ist an .", "Schalte das Licht ein, bitte!", "Gerät"]
@@ -242,6 +244,44 @@ def test_languages_without_spaces_are_not_scored_sentence_by_sentence(language, 
     assert scores["sacrebleu"] == sacrebleu.BLEU(tokenize=tokenizer).corpus_score(almost, [CHINESE]).score
     compared = paired_bootstrap(almost, CHINESE, CHINESE, tokenizer=bleu.tokenizer(language), resamples=10)
     assert compared.score == pytest.approx(scores["sacrebleu"]) and compared.baseline == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    "codes, tokenizer",
+    [
+        ("zh zh-Hans zh_CN ZH-tw zho_Hans zho_Hant cmn cmn_Hans yue_Hant", "zh"),
+        ("ja ja-JP jpn_Jpan jpn th tha th_TH tha_Thai lao_Laoo khm_Khmr mya_Mymr bod_Tibt dzo", "char"),
+        ("de xx ko kor_Hang deu_Latn", "13a"),
+    ],
+)
+def test_languages_are_known_by_regional_and_three_letter_codes_too(codes, tokenizer):
+    for code in codes.split():
+        assert bleu.tokenizer(code) == tokenizer, code
+    assert bleu.tokenizer(None) == "13a"
+
+
+def test_codes_of_one_language_have_the_same_scores_and_signatures():
+    scores = corpus_scores(TRANSLATIONS, GERMAN, "de")
+    assert all(corpus_scores(TRANSLATIONS, GERMAN, code) == scores for code in ("de-AT", "de_DE", "deu", "deu_Latn"))
+    assert set(bleu._TWO_LETTERS.values()) <= bleu.LANGUAGES
+    by_metric = METRICS["bleu"].score([], CHINESE, CHINESE, "zho_Hans", False)
+    assert "|tok:zh|" in by_metric["signature"] and by_metric["sacrebleu"] == pytest.approx(100)
+
+
+@pytest.mark.parametrize(
+    "language, lines, warns",
+    [
+        (None, CHINESE, True),
+        ("lzh", CHINESE, True),
+        ("zh", CHINESE, False),
+        (None, GERMAN, False),
+        (None, ["안녕하세요.", "네"], False),  # Korean has spaces
+    ],
+)
+def test_13a_warns_of_text_without_spaces(monkeypatch, caplog, language, lines, warns):
+    monkeypatch.setattr(logging, "_log_counter_per_token", {})  # the warning comes once a process
+    METRICS["bleu"].score([], lines, lines, language, False)
+    assert any("each sentence is one token to 13a" in message for message in caplog.messages) == warns
 
 
 # --- The command -------------------------------------------------------------------------------------------
