@@ -163,7 +163,10 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file atomically."""
+    """Writes a file atomically; a pipe or a device is written to in place, not replaced by a file."""
+    if _is_special(path):
+        path.write_bytes(content)
+        return
     partial = path.with_name(path.name + ".partial")
     partial.write_bytes(content)
     os.replace(partial, path)
@@ -198,9 +201,24 @@ def check_output(field: str, path: str | Path) -> Path:
         raise InputError(f"{field}={path}: is a folder; give the path of a file")
     if not path.parent.is_dir():
         raise InputError(f"{field}={path}: no folder {path.parent}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"{field}={path}: can't be written to; give a path that can")
+    target = output_path(path)
+    needed = [target] if target.exists() else []
+    if not _is_special(target):
+        needed.append(target.parent)  # where the new file is written, before it takes the name of the old one
+    if refused := [str(place) for place in needed if not os.access(place, os.W_OK)]:
+        raise InputError(f"{field}={path}: {refused[0]} can't be written to; give a path that can")
     return path
+
+
+def output_path(path: str | Path) -> Path:
+    """Where to write what is to be in the file `path`: links to files are followed, so that they remain links."""
+    path = Path(path).expanduser()
+    return path if _is_special(path) else path.resolve()  # what /dev/stdout links to may have no path
+
+
+def _is_special(path: Path) -> bool:
+    """Whether something is there that is no file, such as a pipe or a device."""
+    return path.exists() and not path.is_file()
 
 
 def check_pairing(paths: Sequence[str], counts: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.decoding.translator import Translator, check_options, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
-from t2t_jax.files import check_output, check_pairing, read_text, sha256, write_json
+from t2t_jax.files import check_output, check_pairing, output_path, read_text, sha256, write_json
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
@@ -193,7 +193,7 @@ def evaluate_run(
         **scored,
     }
     if output:
-        write_json(Path(output).expanduser(), scores | conditions)
+        write_json(output_path(output), scores | conditions)
     else:
         kept = run.keep_evaluation(scores, conditions)
         print(f"stored in {original_of(run.path)}/{kept.relative_to(run.path)}", file=sys.stderr)

@@ -1,4 +1,8 @@
+import json
 import math
+import os
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -107,22 +111,63 @@ def test_the_paper_s_score_needs_a_language_that_moses_knows(caplog):
     assert len(caplog.messages) == 1 and "data.target_language=xx: Moses has no rules" in caplog.messages[0]
 
 
-def test_a_run_is_scored_in_its_own_target_language(tmp_path, monkeypatch):
+@pytest.fixture
+def scored(tmp_path, monkeypatch):
+    """A run whose translator is `Echo`, and the text it is scored with: arguments of `evaluate_run`."""
+    run = tmp_path / "run"
+    run.mkdir()
     data = {"corpus": "files", "max_length": 9, "source_language": "en", "target_language": "de"}
-    write_object(tmp_path / "config.json", {"model": {"d_model": 4}, "data": data, "decode": OPTIONS})
+    write_object(run / "config.json", {"model": {"d_model": 4}, "data": data, "decode": OPTIONS})
     for name, line in {"source": "Ein CDU-Politiker in Bonn .", "reference": "Der CDU-Politiker in Bonn ."}.items():
         (tmp_path / name).write_text(line + "\n")
-    trained = TrainedModel(RunFolder(tmp_path), None, None, None, None, 7, "averaged checkpoint 7", [7], None)
+    trained = TrainedModel(RunFolder(run), None, None, None, None, 7, "averaged checkpoint 7", [7], None)
     monkeypatch.setattr("t2t_jax.evaluation.evaluate.restore_all", lambda workdir, step: [trained])
     monkeypatch.setattr("t2t_jax.evaluation.evaluate.translator_of", lambda members, dtype: Echo())
-    files = {name: str(tmp_path / name) for name in ("source", "reference")}
-    scores = evaluate_run(str(tmp_path), step=None, **files, output=None, dtype=None)
+    return {"workdir": str(run), "step": None} | {name: str(tmp_path / name) for name in ("source", "reference")}
+
+
+def test_a_run_is_scored_in_its_own_target_language(scored, monkeypatch):
+    kept = Path(scored["workdir"], "evaluations")
+    scores = evaluate_run(**scored, output=None, dtype=None)
     assert "tok:moses-de|compounds:split" in scores["paper_signature"]
-    (stored,) = (tmp_path / "evaluations").iterdir()
+    (stored,) = kept.iterdir()
     assert read_object(stored).items() > scores.items()
-    evaluate_run(str(tmp_path), step=None, **files, output=None, dtype="bfloat16")
-    evaluate_run(str(tmp_path), step=None, **files, output=None, dtype="bfloat16")
-    assert len(list((tmp_path / "evaluations").iterdir())) == 2
+    evaluate_run(**scored, output=None, dtype="bfloat16")
+    evaluate_run(**scored, output=None, dtype="bfloat16")
+    assert len(list(kept.iterdir())) == 2
     with pytest.raises(InputError, match="is not the text it was trained with"):
         monkeypatch.setattr("t2t_jax.evaluation.evaluate.open_store", lambda data: SimpleNamespace(fingerprint="other"))
-        evaluate_run(str(tmp_path), step=None, source=None, reference=None, output=None, dtype=None)
+        evaluate_run(**scored | {"source": None, "reference": None}, output=None, dtype=None)
+
+
+def test_scores_are_written_to_what_the_output_links_to(scored, tmp_path):
+    link, target = tmp_path / "link.json", tmp_path / "elsewhere" / "scores.json"
+    target.parent.mkdir()
+    for content in (None, "older"):
+        if content:
+            target.write_text(content)
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        scores = evaluate_run(**scored, output=str(link), dtype=None)
+        assert link.is_symlink() and json.loads(target.read_text()).items() > scores.items()
+    target.unlink()
+    os.mkfifo(target)
+    reader = threading.Thread(target=lambda: read.append(target.read_text()), daemon=True)
+    read = []
+    reader.start()
+    scores = evaluate_run(**scored, output=str(link), dtype=None)
+    reader.join(60)
+    assert target.is_fifo() and json.loads(read[0]).items() > scores.items()
+
+
+def test_where_no_scores_can_be_written_nothing_is_evaluated(scored, tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "scores.json").write_text("older")
+    (tmp_path / "link.json").symlink_to(folder / "scores.json")
+    writable = os.access
+    for refused in (folder, folder / "scores.json"):  # not by chmod: root may write anywhere
+        monkeypatch.setattr(os, "access", lambda path, mode, refused=refused: path != refused and writable(path, mode))
+        for path in (folder / "scores.json", tmp_path / "link.json"):
+            with pytest.raises(InputError, match=f"output={path}: {refused} can't be written to"):
+                evaluate_run(**scored, output=str(path), dtype=None)
