@@ -33,7 +33,7 @@ from t2t_jax.command_line import (
     step_list,
     unknown_field,
 )
-from t2t_jax.errors import InputError, choice, exit_code_of
+from t2t_jax.errors import InputError, choice, exit_code_of, open_standard_streams
 from t2t_jax.files import cache_folder, flat
 
 # Each mode imports what it needs, so that a mistyped flag is reported before JAX is loaded.
@@ -396,5 +396,6 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     huge_pages.enable()
+    open_standard_streams()  # before a socket of signals.watch gets the number of a closed one
     signals.watch()
     sys.exit(main(sys.argv))

@@ -3,6 +3,7 @@
 Any other exception is a bug in this code: a traceback and exit code 1.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import errno
@@ -143,17 +144,55 @@ def stop_reason(error: BaseException) -> tuple[str, int] | None:
 def exit_code_of(command: Callable[[], int | None]) -> int:
     """Runs `command`, which may return an exit code; errors with a `stop_reason` are printed as one line.
 
-    Standard output is UTF-8, whatever the locale.
+    Standard output is UTF-8, whatever the locale. A full disk behind it is such an error; a closed pipe is none.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook's is another, and a closed one is None
+    open_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a notebook's is another
         sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape")  # paths are printed byte for byte
+    code = 0
     try:
-        return command() or 0
+        code = command() or 0
+        _flush_output()
+        return code
     except BrokenPipeError:  # the program that reads our output has closed it, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return code
     except (StopError, OSError) as error:
         if (stop := stop_reason(error)) is None:
             raise
-        print(f"error: {stop[0]}", file=sys.stderr)
+        with contextlib.suppress(OSError):  # standard error may be closed or full as well
+            print(f"error: {stop[0]}", file=sys.stderr)
         return stop[1]
+    finally:
+        _discard_unwritten()
+
+
+def open_standard_streams() -> None:
+    """Opens /dev/null in place of standard streams that are closed, as by `2>&-`.
+
+    Otherwise the next file opened would get such a stream's number, with all that libraries write to standard error;
+    and `print(…, file=sys.stderr)` writes to standard output where sys.stderr is None. sys.stdin remains None.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (it stays open)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
+def _flush_output() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        error.filename = "standard output"
+        raise
+
+
+def _discard_unwritten() -> None:
+    """Discards what a stream cannot take: else the interpreter would try again at its end, and exit with code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

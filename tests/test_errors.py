@@ -1,5 +1,8 @@
 import dataclasses
 import math
+import os
+import re
+import shlex
 import subprocess
 import sys
 
@@ -44,12 +47,52 @@ def test_a_value_out_of_range_is_refused_with_field_value_and_range(values, mess
         Sizes(**values)
 
 
-def test_a_command_whose_output_is_closed_ends_without_an_error():
-    code = (
-        "import sys; from t2t_jax.errors import exit_code_of; sys.exit(exit_code_of(lambda: print('line\\n' * 10**6)))"
+def run(body, redirection="", **options):
+    """Runs a function of one line as a command, with buffered output, in a shell."""
+    program = (
+        "import sys; from t2t_jax.errors import DamagedError, exit_code_of\n"
+        f"def command(): {body}\n"
+        "sys.exit(exit_code_of(command))"
     )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "line\n"
-        process.stdout.close()
+    command = f"{shlex.join([sys.executable, '-c', program])} {redirection}"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return subprocess.Popen(command, shell=True, env=environment, text=True, **options)
+
+
+@pytest.fixture
+def closed_pipe():
+    read, write = os.pipe()
+    os.close(read)
+    yield write
+    os.close(write)
+
+
+@pytest.mark.parametrize("lines", [1, 10**6])  # the output fits into the buffer, or does not
+def test_a_command_whose_output_is_closed_ends_without_an_error(closed_pipe, lines):
+    with run(f"print('line\\n' * {lines})", stdout=closed_pipe, stderr=subprocess.PIPE) as process:
         assert (process.stderr.read(), process.wait(60)) == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message"), [("return 3", 3, ""), ("raise DamagedError('bad')", 4, "error: bad\n")]
+)
+def test_a_closed_output_hides_neither_an_exit_code_nor_an_error(closed_pipe, body, code, message):
+    with run(f"print('line'); {body}", stdout=closed_pipe, stderr=subprocess.PIPE) as process:
+        assert (process.stderr.read(), process.wait(60)) == (message, code)
+    with run(f"print('line'); {body}", stdout=closed_pipe, stderr=closed_pipe) as process:
+        assert process.wait(60) == code
+
+
+@pytest.mark.parametrize("lines", [1, 10**6])
+def test_a_full_disk_behind_standard_output_is_one_line(lines):
+    with run(f"print('line\\n' * {lines})", "> /dev/full", stderr=subprocess.PIPE) as process:
+        assert re.fullmatch("error: (standard output|a file): No space left .*\n", process.stderr.read())
+        assert process.wait(60) == 2
+
+
+def test_other_files_and_lines_do_not_get_into_closed_streams():
+    body = "print('log', file=sys.stderr); print('result'); return open('/dev/zero').fileno()"
+    with run(body, "2>&-", stdout=subprocess.PIPE) as process:
+        assert process.stdout.read() == "result\n" and process.wait(60) > 2
+    with run(body, "<&- >&-", stderr=subprocess.PIPE) as process:
+        assert process.stderr.read() == "log\n" and process.wait(60) > 2

@@ -209,6 +209,12 @@ def test_closed_standard_input_is_refused_in_one_line(run):
     assert done.stderr == "error: standard input is closed; give the sentences there, one a line, as in < FILE\n"
 
 
+def test_what_is_logged_is_not_in_the_translations_where_standard_error_is_closed(run):
+    command = f"{shlex.quote(sys.executable)} main.py --mode=translate --workdir={shlex.quote(run)} 2>&-"
+    done = subprocess.run(command, shell=True, cwd=ROOT, stdout=subprocess.PIPE, input=b"one\n\n")
+    assert done.returncode == 0 and done.stdout.count(b"\n") == 2 and b"averaged checkpoint" not in done.stdout
+
+
 def test_translate_jsonl_has_every_field(command, run):
     arguments = ("--mode=translate", f"--workdir={run}", "--n_best=3", "--output_format=jsonl", "--alpha=1.0")
     code, output, _ = command(*arguments, stdin=b"Hello.\n\nTurn on the light.\n")

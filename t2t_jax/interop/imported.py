@@ -106,5 +106,9 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 def run_command(parser: argparse.ArgumentParser, command: Callable[..., None], argv: Sequence[str] | None) -> int:
     """Calls `command` with the parsed arguments; mistakes end it with one line and exit code 2, signals with 3."""
-    with signals.handled_by(signals.end_at_once):
-        return exit_code_of(lambda: command(**vars(parser.parse_args(argv))))
+
+    def run() -> None:
+        with signals.handled_by(signals.end_at_once):
+            command(**vars(parser.parse_args(argv)))
+
+    return exit_code_of(run)
