@@ -9,7 +9,7 @@ import json
 import numbers
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,8 @@ _NEEDED = {
     "decode.alpha": numbers.Real,
     "decode.max_extra_length": int,
 }
+
+_DECODE_FIELDS = ("beam_size", "alpha", "max_extra_length", "early_stop", "constrained")
 
 _HOW_TO_GO_ON = "restore it, or, to start anew on purpose, delete {} or choose another --workdir"
 
@@ -218,9 +220,21 @@ class RunFolder:
                 raise DamagedError(f"{self._config} is damaged: {field} is {shown(value)}, not {what}; restore it")
         return config
 
+    def section(self, name: str, known: Collection[str]) -> dict[str, Any]:
+        """A section of the configuration; a field that is not `known`, and must not be ignored, is an InputError."""
+        section = self.config[name]
+        if later := sorted(section.keys() - set(known)):
+            raise InputError(
+                f"workdir: {self._config} has {name}.{later[0]}, which this version does not know; a later one wrote "
+                "it: read the run with that version"
+            )
+        return section
+
     def decode_options(self, **given: Any) -> dict[str, Any]:
         """The run's own options of decoding, replaced by those `given` that are not None."""
-        return self.config["decode"] | {name: value for name, value in given.items() if value is not None}
+        return self.section("decode", _DECODE_FIELDS) | {
+            name: value for name, value in given.items() if value is not None
+        }
 
     def keep_evaluation(self, scores: dict[str, Any], conditions: dict[str, Any]) -> Path:
         """Stores the scores of an evaluation in a file of their own for these conditions; returns its path.

@@ -1,4 +1,4 @@
-"""A run of an earlier version resumes, translates and exports as if nothing had changed.
+"""A run of an earlier version resumes, translates and exports as if nothing had changed; a later one's is refused.
 
 `run_before_tasks.tar.gz` was written by commit 654856d, before `data.task` and separate vocabularies: `tiny_config`
 with d_model=8, d_ff=12, d_k=d_v=4, four steps of training, one checkpoint and its average.
@@ -16,8 +16,11 @@ import pytest
 
 import main
 import t2t_jax
+from configs import base_ende
+from t2t_jax import run_folder
 from t2t_jax.data.task import TASKS
 from t2t_jax.errors import InputError
+from t2t_jax.files import read_object, write_object
 from t2t_jax.interop.export import export_run
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.loop import train
@@ -37,6 +40,20 @@ def test_later_fields_have_the_values_that_reproduce_it(run):
     written, read = json.loads((run / "config.json").read_text()), RunFolder.open(run).config
     assert "task" not in written["data"] and read["data"]["task"] == "translation"
     assert read["data"]["source_vocab_size"] == 0 and read["optimizer"]["schedule"] == "inverse_sqrt"
+
+
+@pytest.mark.parametrize("field", ["model.rotary_base", "decode.nucleus", "model.vocab_size"])
+def test_a_field_of_a_later_version_is_one_line(run, command, field):
+    section, name = field.split(".")
+    config = read_object(run / "config.json")
+    write_object(run / "config.json", config | {section: config[section] | {name: 1}})
+    code, output, errors = command("--mode=translate", f"--workdir={run}", stdin=b"one\n")
+    expected = f"workdir: {run}/config.json has {field}, which this version does not know; a later one wrote it"
+    assert (code, output) == (2, "") and errors.startswith(f"error: {expected}")
+
+
+def test_the_fields_of_decoding_are_those_of_the_configs():
+    assert set(run_folder._DECODE_FIELDS) == set(base_ende.get_config().decode)
 
 
 def test_it_translates_as_it_did(run):

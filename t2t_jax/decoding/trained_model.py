@@ -1,5 +1,6 @@
 """§6.1: what a run folder has learned: a model, its parameters, its vocabularies and its task."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +41,8 @@ def restore(path: str | Path, step: int | str | None = None) -> TrainedModel:
     """The trained model of a run folder, whose run may still be training; `step` as for `load`."""
     run = RunFolder.open(path)
     config, vocabularies = run.config, Vocabularies.open(run.path)
-    model = Transformer(TransformerConfig(**vocabularies.sizes, **config["model"]))
+    fields = {field.name for field in dataclasses.fields(TransformerConfig)} - vocabularies.sizes.keys()
+    model = Transformer(TransformerConfig(**vocabularies.sizes, **run.section("model", fields)))
     is_averaged, checkpoint = _restore_checkpoint(run, step, param_shapes(model))
     if checkpoint.metadata.get("vocabulary") != vocabularies.checksum:
         files = " and ".join(str(run.path / name) for name in vocabularies.files)
