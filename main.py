@@ -333,8 +333,10 @@ def refuse_unused(args: flags.FlagValues) -> None:
         if name not in FLAGS_OF[args.mode]:
             modes = " or ".join(mode for mode, names in FLAGS_OF.items() if name in names)
             raise InputError(f"--{name} is not used by --mode={args.mode}; it is for --mode={modes}")
-        if name in _NEEDS and _NEEDS[name] not in given:
-            raise InputError(f"--{name} has no effect without --{_NEEDS[name]}; give both or neither")
+        if name in _NEEDS and (needed := args[_NEEDS[name]]).value == needed.default:
+            if needed.present:
+                raise InputError(f"--{name} has no effect with --{needed.name}={needed.value}; leave out both")
+            raise InputError(f"--{name} has no effect without --{needed.name}; give both or neither")
         if name in _OF_BEAM_SEARCH and args.sample:
             raise InputError(f"--{name} has no effect with --sample; leave out one of them")
     if "n_best" in given and args.n_best > 1 and args.output_format == "text":
