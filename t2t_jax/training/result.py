@@ -1,7 +1,6 @@
 """§6.1: the end of a run: checkpoints averaged, dev and test set evaluated, result.json written."""
 
 import datetime
-import os
 import platform
 from typing import Any
 
@@ -13,6 +12,7 @@ from t2t_jax.evaluation.evaluate import Evaluation, evaluate
 from t2t_jax.files import sha256, write_lines, write_object
 from t2t_jax.provenance import code_version, cpu_name
 from t2t_jax.run_folder import RunFolder
+from t2t_jax.threads import available_cores
 from t2t_jax.training.progress import Progress
 from t2t_jax.training.setup import Experiment, make_translator
 
@@ -68,7 +68,8 @@ def hardware(mesh: Mesh) -> str:
     count, kind = mesh.devices.size, mesh.devices.flat[0].device_kind
     if kind == "cpu":
         count, devices = jax.process_count(), count // jax.process_count()
-        kind = f"{cpu_name()} ({os.cpu_count()} cores{f', {devices} devices' * (devices > 1)})"
+        cores = available_cores()  # a trial of a sweep has a share of the machine's
+        kind = f"{cpu_name()} ({cores} core{'s' * (cores > 1)}{f', {devices} devices' * (devices > 1)})"
     return f"{count} × {kind}, Python {platform.python_version()}"
 
 

@@ -1,5 +1,6 @@
 """The lines that a run ends with, and the hardware in its record."""
 
+import os
 import re
 
 import jax
@@ -27,7 +28,7 @@ def test_the_scores_that_there_are_are_printed(capsys, further, printed):
     assert others == f"test: {printed} 4.000 per subword"
 
 
-@pytest.mark.parametrize(("devices", "named"), [(1, r"\d+ cores"), (8, r"\d+ cores, 8 devices")])
+@pytest.mark.parametrize(("devices", "named"), [(1, r"\d+ cores?"), (8, r"\d+ cores?, 8 devices")])
 def test_devices_that_share_the_cores_of_one_machine_are_one_machine(devices, named):
     assert re.fullmatch(rf"1 × .+ \({named}\), Python 3\..+", hardware(sharding.make_mesh(jax.devices()[:devices])))
 
@@ -47,3 +48,12 @@ def test_each_hardware_has_the_seconds_that_it_has_trained(tmp_path, monkeypatch
     assert min(seconds) > 0 and sum(seconds) == pytest.approx(last["training_seconds"], abs=0.11)
     [first] = found[0]["trained_on"]
     assert first["jax"] == jax.__version__ and first["seconds"] == found[0]["training_seconds"]
+
+
+def test_the_cores_are_those_that_the_process_may_use():
+    usual = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(usual)})  # as a sweep does with its trials
+        assert "(1 core)" in hardware(sharding.make_mesh(jax.devices()[:1]))
+    finally:
+        os.sched_setaffinity(0, usual)
