@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,9 +142,18 @@ def files(languages: tuple[str, str], prefixes: dict[str, str], directory: Path,
     for split, listed in texts.items():
         for number, text in enumerate(listed):
             prefix = split if len(listed) == 1 else f"{split}.{number}"
-            checksums |= {f"{prefix}.{path.suffix}": sha256(path) for path in text.files}
+            checksums |= _checksums(prefix, text.files, languages)
     mixture = tuple(map(Text, names, weights, [text.pairs for text in texts["train"]])) if len(names) > 1 else ()
     return Corpus("files", languages, splits, checksums, texts=mixture)
+
+
+def _checksums(name: str, paths: Sequence[Path], languages: tuple[str, str]) -> dict[str, str]:
+    """The SHA-256 of each file of a text, by the language of its side or, for a single file, by its suffix.
+
+    The names enter the keys of token stores: for plain files they must stay `Path.suffix`.
+    """
+    ends = [path.suffix for path in paths] if len(paths) == 1 else [f".{language}" for language in languages]
+    return {f"{name}.{end}": sha256(path) for end, path in zip(ends, paths, strict=True)}
 
 
 def _weighted(train: str) -> tuple[list[str], list[float]]:

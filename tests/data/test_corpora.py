@@ -123,6 +123,20 @@ def test_text_is_prepared_and_trained_on(tmp_path, command, kind, suffix):
     assert code == 0 and json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 1, errors
 
 
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_change_of_either_side_changes_the_checksums(tmp_path, suffix):
+    """Else a changed file would be trained on as it was before."""
+    prefixes, pairs = toy_corpus.write_splits(tmp_path), toy_corpus.pairs(300, 0)
+    prefixes["train"] = write_text(tmp_path, "prefix", suffix, pairs)
+    before = read_files(prefixes, tmp_path).checksums
+    assert before.keys() > {"train..en", "train..de"}
+    for side, language in enumerate(("en", "de")):
+        changed = [(*pair[:side], "other words", *pair[side + 1 :]) for pair in pairs]
+        write_text(tmp_path, "prefix", suffix, changed)
+        after = read_files(prefixes, tmp_path).checksums
+        assert {name for name in before if before[name] != after[name]} == {f"train..{language}"}
+
+
 def test_several_training_texts_follow_each_other(tmp_path):
     prefixes = toy_corpus.write_splits(tmp_path)
     (tmp_path / "more.tsv").write_text("one\teins\n")
