@@ -78,7 +78,7 @@ def test_a_run_resumes_when_the_one_it_started_from_is_gone_however_its_path_is_
 def test_a_run_resumes_from_a_moved_data_directory(pretrained, tmp_path):
     train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "run"), init_from=str(pretrained))
     moved = config_of(tmp_path, train__train_steps=4)
-    moved.data.directory, moved.data.archives = str(tmp_path / "elsewhere"), str(tmp_path)
+    moved.data.directory = str(tmp_path / "elsewhere")
     assert train(moved, str(tmp_path / "run"), init_from=str(pretrained))["steps"] == 4
 
 

@@ -42,6 +42,7 @@ def run(tmp_path_factory):
         ([QUICKSTART, "--workdir=WORK", "--config.model.d_model=191"], "d_model must be even for sinusoidal positions"),
         ([QUICKSTART, "--workdir=WORK", "--config.data.corpus=wmt"], "data.corpus: unknown value 'wmt'"),
         ([QUICKSTART, "--workdir=WORK", "--config.data.corpus=files"], "data.train is empty; set it to the PREFIX"),
+        ([QUICKSTART, "--workdir=WORK", "--config.data.train=mine"], "data.train=mine has no effect with data.corpus"),
         (["--config.model.d_model=3"], "give --config too, for example --config=configs/quickstart.py"),
         (["--mode=transalte"], "--mode=transalte"),
         (["--moed=train"], "moed"),

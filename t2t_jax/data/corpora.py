@@ -73,7 +73,8 @@ def test_sets(given: str) -> dict[str, str]:
     return found
 
 
-# (languages, prefixes, directory, archives) → the corpus; the arguments are those of `read_corpus`.
+# (languages, prefixes, directory, archives) → the corpus; the arguments are those of `read_corpus`. What a reader does
+# not read of the prefixes and archives, it refuses: `refuse_unread`.
 CorpusReader = Callable[[tuple[str, str], dict[str, str], Path, str], Corpus]
 
 
@@ -96,6 +97,14 @@ def read_corpus(
     if name.startswith(tfds_corpora.PREFIX):
         reader = functools.partial(reader, name.removeprefix(tfds_corpora.PREFIX))
     return reader((source_language, target_language), prefixes, directory, archives)
+
+
+def refuse_unread(corpus: str, **fields: str) -> None:
+    """Refuses these fields of `config.data`, which `corpus` does not read, where they are not empty."""
+    for field, value in fields.items():
+        if value:
+            advice = "" if field == "archives" else ", or choose data.corpus=files"
+            raise InputError(f"data.{field}={value} has no effect with data.corpus={corpus}; leave it empty{advice}")
 
 
 def choose_corpus(name: str, corpora: Mapping[str, CorpusReader]) -> str:
@@ -130,7 +139,8 @@ def files(languages: tuple[str, str], prefixes: dict[str, str], directory: Path,
 
     In `data.train`, NAME:WEIGHT is a text whose pairs occur WEIGHT times in an epoch.
     """
-    del directory, archives  # nothing to download
+    del directory  # nothing to download
+    refuse_unread("files", archives=archives)
     names, weights = _weighted(prefixes["train"])
     given = prefixes | {"train": ",".join(names)} | test_sets(prefixes["test"])
     texts = {split: _texts(split, listed, languages) for split, listed in given.items()}
@@ -197,7 +207,7 @@ def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directo
     depends on the integration, so no source file is in two splits; held-out pairs that share a side with a training
     pair are dropped. English-German has 36,522 / 306 / 769 pairs.
     """
-    del prefixes, archives
+    refuse_unread("home_assistant", **prefixes, archives=archives)
     wheel = _fetch_wheel(directory)
     pairs = {split: list(dict.fromkeys(pairs)) for split, pairs in _integration_pairs(wheel, languages).items()}
     if not pairs["train"]:
@@ -268,8 +278,8 @@ def wmt14_translate(
     foreign: str, languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str
 ) -> Corpus:
     """WMT14 English with 'de' or 'fr', in either direction; dev is newstest2013, test is newstest2014."""
-    del prefixes
     name = f"wmt14_en{foreign}"
+    refuse_unread(name, **prefixes)
     _check_english_and(foreign, name, languages)
     prepared = wmt14.prepare(foreign, directory, archives)
     splits = {split: functools.partial(prepared.pairs, split, languages) for split in SPLITS}
@@ -283,8 +293,8 @@ def multi30k_captions(
     foreign: str, languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str
 ) -> Corpus:
     """Multi30k, English with 'de' or 'fr', in either direction; with two further test sets (multi30k.py)."""
-    del prefixes
     name = f"multi30k_en{foreign}"
+    refuse_unread(name, **prefixes)
     _check_english_and(foreign, name, languages)
     paths = multi30k.files(languages, directory, archives)
     splits = {split: functools.partial(multi30k.pairs, split, languages, paths) for split in multi30k.SPLITS}

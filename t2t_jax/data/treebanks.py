@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from t2t_jax.data.corpora import Corpus, CorpusReader, Pair, test_sets
+from t2t_jax.data.corpora import Corpus, CorpusReader, Pair, refuse_unread, test_sets
 from t2t_jax.data.trees import bracketed, read_trees, words
 from t2t_jax.errors import InputError
 from t2t_jax.files import existing_file, sha256, unpacked_lines
@@ -76,7 +76,8 @@ def read_pairs(path: Path, name: str) -> Iterator[Pair]:
 
 def trees(languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str) -> Corpus:
     """Your own treebanks: `data.dev` is a file of bracketed trees, `data.train` and `data.test` are lists of them."""
-    del directory, archives  # nothing to download
+    del directory  # nothing to download
+    refuse_unread("trees", archives=archives)
     parts = {"train": [_file("train", name, copies) for name, copies in _listed(prefixes["train"])]}
     parts["dev"] = [_file("dev", prefixes["dev"])]
     parts |= {name: [_file("test", text)] for name, text in test_sets(prefixes["test"]).items()}

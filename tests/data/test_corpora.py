@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from t2t_jax.data import corpora, multi30k, parallel_text
 from t2t_jax.data.corpora import one_line, read_corpus
 from t2t_jax.data.downloads import downloaded
+from t2t_jax.data.treebanks import TREEBANKS
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.files import zstd
 from tests.data import toy_corpus
@@ -61,6 +62,27 @@ def test_missing_files_and_prefixes_are_refused_by_field(tmp_path):
         read_files(prefixes, tmp_path)
     with pytest.raises(InputError, match=r"data.test is empty; set it to the PREFIX"):
         read_files(toy_corpus.write_splits(tmp_path) | {"test": ""}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "fields"),
+    [
+        ("files", ("archives",)),
+        ("home_assistant", ("train", "dev", "test", "archives")),
+        ("multi30k_ende", ("train", "dev", "test")),
+        ("wmt14_ende", ("train", "dev", "test")),
+        ("trees", ("archives",)),
+    ],
+)
+def test_fields_that_a_corpus_does_not_read_are_refused_before_anything_is_fetched(tmp_path, corpus, fields):
+    """Not ignored: --config.data.train=mine without data.corpus=files would train on another corpus."""
+    of_task = TREEBANKS if corpus == "trees" else corpora.CORPORA
+    for field in fields:
+        given = dict.fromkeys((*corpora.SPLITS, "archives"), "") | {field: "mine"}
+        archives = given.pop("archives")
+        with pytest.raises(InputError, match=f"data.{field}=mine has no effect with data.corpus={corpus}; leave it em"):
+            read_corpus(corpus, "en", "de", given, tmp_path / "data", archives, of_task)
+    assert not (tmp_path / "data").exists()
 
 
 def test_an_empty_corpus_is_refused(tmp_path):
