@@ -62,11 +62,22 @@ def _inspect(spec: PartitionSpec, mesh: Mesh) -> Callable[[Array], tuple[Array, 
     """
 
     def inspect(x):
-        words = jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(-1, x.shape[-1] if x.ndim else 1)
-        return jax.tree.map(lambda of: of(words)[None, None], (_digest, _is_finite if x.dtype == jnp.float32 else _yes))
+        finite = _is_finite(_words(x.astype(jnp.float32))) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.array(True)
+        return _digest(_words(x))[None, None], finite[None, None]
 
     by_device = PartitionSpec(*mesh.axis_names)
     return jax.jit(jax.shard_map(inspect, mesh=mesh, in_specs=spec, out_specs=by_device, check_vma=False))
+
+
+def _words(x: Array) -> UInt[Array, "M N"]:
+    """The bits of each number, as 32-bit words."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if x.dtype == bool:
+        x = x.astype(jnp.uint8)  # XLA has no bits of a bool
+    unsigned = f"uint{min(8 * x.dtype.itemsize, 32)}"  # a number of 64 bits becomes two words
+    words = jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
+    return words.reshape(-1, words.shape[-1] if words.ndim else 1)
 
 
 def _digest(words: UInt[Array, "M N"]) -> UInt[Array, ""]:
@@ -82,10 +93,6 @@ def _digest(words: UInt[Array, "M N"]) -> UInt[Array, ""]:
 def _is_finite(words: UInt[Array, "M N"]) -> Bool[Array, ""]:
     """Whether no float32 of these bits is NaN or infinite, that is, has an exponent of all ones."""
     return (words & 0x7FFFFFFF).max(axis=0).max() < 0x7F800000
-
-
-def _yes(words: UInt[Array, "M N"]) -> Bool[Array, ""]:
-    return jnp.ones((), bool)
 
 
 def _by_device(array: Array) -> dict[str, int | bool]:

@@ -62,6 +62,29 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(value):
         check_state(state, mesh, POSITION)
 
 
+def test_arrays_of_any_dtype_are_compared():
+    """Moments in bfloat16, a random key and flags, as an optimiser of the user's own may hold."""
+    mesh = sharding.make_mesh(jax.devices())
+    state = state_on(mesh)
+    odd = {
+        "mu": jnp.ones(6, jnp.bfloat16),
+        "half": jnp.ones((2, 3), jnp.float16),
+        "count": jnp.ones((), jnp.uint8),
+        "flag": jnp.ones(2, bool),
+        "key": jax.random.key(1),
+    }
+    odd = jax.device_put(odd, sharding.replicated(mesh))
+    check_state(state._replace(optimizer=odd), mesh, POSITION)
+    for name, word in (("mu", np.uint16), ("half", np.uint16), ("count", np.uint8), ("flag", np.uint8)):
+        flipped = planted(odd[name], 5, lambda data, word=word: (data.view(word) ^ 1).view(data.dtype))
+        with pytest.raises(DamagedError, match=f"step 5: optimizer/{name} is not the same on"):
+            check_state(state._replace(optimizer=odd | {name: flipped}), mesh, POSITION)
+    for name in ("mu", "half"):
+        infinite = odd | {name: odd[name].at[..., 0].set(jnp.inf)}
+        with pytest.raises(DamagedError, match=f"optimizer/{name} holds a number that is not finite"):
+            check_state(state._replace(optimizer=infinite), mesh, POSITION)
+
+
 def test_processes_at_different_positions_in_the_data_are_found(monkeypatch):
     mesh = sharding.make_mesh(jax.devices()[:1])
     other = lambda mine: [mine, mine | {"position": {"step": 5, "batches": 124}}]
