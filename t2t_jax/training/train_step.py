@@ -59,7 +59,7 @@ def train_step(
 
     The metrics are the sums of `loss_fn` per target token, and `target_tokens`; `gradient_norm`; and `finite`: whether
     the loss, the gradients and the new parameters are finite. If they are not, `skip_nonfinite` keeps the old
-    parameters and moments (the step still counts).
+    parameters and optimiser state, but the step still counts, for the learning rate too.
     """
     key = jax.random.fold_in(key, state.step)
     total = functools.partial(_gradients_and_sums, loss_fn, microbatches)
@@ -83,10 +83,8 @@ def train_step(
     finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(gradient_norm) & _all_finite(params)
     new_state = TrainState(state.step + 1, params, optimizer_state)
     if skip_nonfinite:
-        is_count = lambda x: jnp.issubdtype(x.dtype, jnp.integer)
-        new_state = jax.tree.map(
-            lambda new, old: new if is_count(new) else jnp.where(finite, new, old), new_state, state
-        )
+        kept = _unless_schedule(functools.partial(jnp.where, finite), new_state, state)
+        new_state = kept._replace(step=new_state.step)
     metrics = {name: total / divisor for name, total in sums.items()} | {"target_tokens": tokens}
     return new_state, metrics | {"gradient_norm": gradient_norm, "finite": finite.astype(jnp.float32)}
 
@@ -111,6 +109,13 @@ def _gradients_and_sums(loss_fn, microbatches, axis, key, params, batch):
         split = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
         total, _ = jax.lax.scan(add_microbatch, zeros, split)
     return total if axis is None else jax.lax.psum(total, axis)
+
+
+def _unless_schedule(choose: Callable[[Array, Array], Array], new: Any, old: Any) -> Any:
+    """`choose` of each pair of arrays, but always the new count of a learning-rate schedule, which is that of steps."""
+    is_schedule = lambda x: isinstance(x, optax.ScaleByScheduleState)
+    of = lambda new, old: new if is_schedule(new) else choose(new, old)
+    return jax.tree.map(of, new, old, is_leaf=is_schedule)
 
 
 def _all_finite(tree: Any) -> Bool[Array, ""]:

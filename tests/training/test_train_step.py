@@ -10,7 +10,7 @@ import pytest
 from t2t_jax.model.transformer import Transformer
 from t2t_jax.training.loss import cross_entropy, label_smoothed_loss
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
-from t2t_jax.training.train_step import init_state, train_step
+from t2t_jax.training.train_step import TrainState, init_state, train_step
 from tests import tiny
 from tests.tiny import S, T
 
@@ -164,6 +164,23 @@ def mapped(model, optimizer, microbatches):
 
 def shares(batch):
     return {name: x.reshape(2, -1, x.shape[1]) for name, x in batch.items()}
+
+
+def test_a_skipped_update_leaves_all_of_adam_as_it_was_but_counts_as_a_step():
+    """As with optax.apply_if_finite: Adam's bias correction counts the updates that its moments have seen."""
+
+    def loss_fn(params, batch, key):
+        loss = (params["w"] * jnp.sqrt(batch["inputs"])).sum()
+        return loss, {"loss": loss, "target_tokens": jnp.ones(())}
+
+    optimizer, params = adam(lambda count: 0.1 / (count + 1), 0.9, 0.98, 1e-9), {"w": jnp.ones((1, 3))}
+    state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+    step = functools.partial(train_step, loss_fn, optimizer, 1, jax.random.key(0), skip_nonfinite=True)
+    state, good = step(state, {"inputs": jnp.ones((1, 3), jnp.int32)})
+    new, bad = step(state, {"inputs": jnp.full((1, 3), -1)})  # NaN
+    assert (good["finite"], bad["finite"]) == (1, 0) and (state.step, new.step) == (1, 2)
+    jax.tree.map(np.testing.assert_array_equal, (new.params, new.optimizer[0]), (state.params, state.optimizer[0]))
+    assert state.optimizer[0].count == 1 and new.optimizer[1].count == 2  # the schedule's
 
 
 def test_one_step_of_the_tiny_model_golden():
