@@ -237,6 +237,14 @@ def test_the_memory_estimate_is_that_of_the_largest_batch_shape():
         fitted.take_step(jax.tree.map(jnp.copy, state), empty_batch(shape))
 
 
+def test_memory_is_that_of_the_smallest_device_of_all_processes(monkeypatch):
+    """Else processes would choose different microbatches, and wait for each other for ever."""
+    device = lambda limit: types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": limit})
+    monkeypatch.setattr(sharding, "gather", lambda mine: [5, mine, 7])
+    assert engine._memory_of(types.SimpleNamespace(local_devices=[device(6), device(4)])) == 4
+    assert engine._memory_of(types.SimpleNamespace(local_devices=[device(6)])) == 5
+
+
 def test_out_of_memory_is_one_line_that_names_the_field():
     message = "data.tokens_per_batch: out of memory .*lower data.tokens_per_batch"
     with pytest.raises(InputError, match=message), engine.out_of_memory():

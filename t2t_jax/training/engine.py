@@ -134,9 +134,12 @@ _REMEDIES = (
 
 
 def _memory_of(mesh: Mesh) -> float:
-    """Bytes that a device may use; infinite for CPUs, for which JAX does not report it."""
-    statistics = mesh.local_devices[0].memory_stats() or {}
-    return statistics.get("bytes_limit", math.inf)
+    """Bytes that every device may use; infinite for CPUs, for which JAX does not report it.
+
+    It is that of the smallest device of all processes, so that all of them compile the same program.
+    """
+    local = [(device.memory_stats() or {}).get("bytes_limit", math.inf) for device in mesh.local_devices]
+    return min(sharding.gather(min(local)))
 
 
 def bytes_of(compiled: Any) -> int:
