@@ -13,7 +13,7 @@ import numbers
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 
@@ -67,6 +67,27 @@ def storage_reason(error: BaseException) -> str | None:
         return os.strerror(error.errno)
     found = (os.strerror(number) for number in _NAMED_IN_TEXT if os.strerror(number) in str(error))
     return next(found, None)
+
+
+def memory_reason(error: BaseException) -> str | None:
+    """The reason for an error of JAX that a device's memory is too small for; None for any other error.
+
+    It is known by its name: this file does not import JAX.
+    """
+    if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError") or "RESOURCE_EXHAUSTED" not in str(error):
+        return None
+    return str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED:")[2].strip()
+
+
+@contextlib.contextmanager
+def out_of_memory(field: str, remedies: str) -> Iterator[None]:
+    """Turns a device's out-of-memory error into an InputError of `field`, with what to do."""
+    try:
+        yield
+    except Exception as error:
+        if (reason := memory_reason(error)) is None:
+            raise
+        raise InputError(f"{field}: out of memory ({reason}); {remedies}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +159,9 @@ def stop_reason(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and (reason := storage_reason(error)):
         where = error.filename2 or error.filename or "a file"
         return f"{where}: {reason}; mend that, or give another path", InputError.exit_code
+    if reason := memory_reason(error):
+        advice = "lower --beam_size or data.tokens_per_batch, or end what else uses the device"
+        return f"a device is out of memory ({reason}); {advice}", InputError.exit_code
     return None
 
 
@@ -156,7 +180,7 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
         return code
     except BrokenPipeError:  # the program that reads our output has closed it, as `head` does
         return code
-    except (StopError, OSError) as error:
+    except Exception as error:
         if (stop := stop_reason(error)) is None:
             raise
         with contextlib.suppress(OSError):  # standard error may be closed or full as well

@@ -1,5 +1,6 @@
 """The same experiment on any number of devices, with data and tensor parallelism and ZeRO."""
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -16,8 +17,8 @@ from t2t_jax import sharding
 from t2t_jax.data.batching import Batches, Bucket, empty_batch
 from t2t_jax.data.preparation import open_store
 from t2t_jax.data.task import task_of
-from t2t_jax.errors import InputError
-from t2t_jax.training import engine, loss
+from t2t_jax.errors import InputError, exit_code_of
+from t2t_jax.training import engine, loop, loss
 from t2t_jax.training.checks import check
 from t2t_jax.training.engine import Machine
 from t2t_jax.training.loop import train as train_run
@@ -237,18 +238,34 @@ def test_the_memory_estimate_is_that_of_the_largest_batch_shape():
         fitted.take_step(jax.tree.map(jnp.copy, state), empty_batch(shape))
 
 
+def test_out_of_memory_is_one_line_that_names_the_field():
+    message = "data.tokens_per_batch: out of memory .*lower data.tokens_per_batch"
+    with pytest.raises(InputError, match=message), engine.out_of_memory():
+        allocate_too_much()
+
+
+def allocate_too_much(*_):
+    jax.numpy.zeros((1 << 50,), jax.numpy.int8).block_until_ready()
+
+
+def test_out_of_memory_in_any_command_is_one_line_and_exit_code_2(capsys):
+    assert exit_code_of(allocate_too_much) == 2
+    assert re.fullmatch("error: a device is out of memory .*lower --beam_size .*\n", capsys.readouterr().err)
+
+
+def test_out_of_memory_in_an_evaluation_names_the_field_of_the_search(monkeypatch):
+    monkeypatch.setattr(loop, "make_translator", allocate_too_much)
+    progress = types.SimpleNamespace(phase=lambda name: contextlib.nullcontext())
+    with pytest.raises(InputError, match="decode.beam_size: out of memory"), engine.out_of_memory():
+        loop.evaluate_dev(types.SimpleNamespace(config=None), types.SimpleNamespace(params=None), 1, progress)
+
+
 def test_memory_is_that_of_the_smallest_device_of_all_processes(monkeypatch):
     """Else processes would choose different microbatches, and wait for each other for ever."""
     device = lambda limit: types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": limit})
     monkeypatch.setattr(sharding, "gather", lambda mine: [5, mine, 7])
     assert engine._memory_of(types.SimpleNamespace(local_devices=[device(6), device(4)])) == 4
     assert engine._memory_of(types.SimpleNamespace(local_devices=[device(6)])) == 5
-
-
-def test_out_of_memory_is_one_line_that_names_the_field():
-    message = "data.tokens_per_batch: out of memory .*lower data.tokens_per_batch"
-    with pytest.raises(InputError, match=message), engine.out_of_memory():
-        jax.numpy.zeros((1 << 50,), jax.numpy.int8).block_until_ready()
 
 
 @pytest.mark.parametrize(

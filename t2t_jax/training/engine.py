@@ -4,18 +4,17 @@ It chooses the number of microbatches for gradient accumulation: the fewest with
 """
 
 import concurrent.futures
-import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from t2t_jax import sharding
+from t2t_jax import errors, sharding
 from t2t_jax.data.batching import Bucket, empty_batch
 from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer
@@ -149,16 +148,14 @@ def bytes_of(compiled: Any) -> int:
     return sizes.argument_size_in_bytes + results + sizes.temp_size_in_bytes
 
 
-@contextlib.contextmanager
-def out_of_memory() -> Iterator[None]:
-    """Turns a device's out-of-memory error into a line that says which field to lower."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        reason = str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED:")[2].strip()
-        raise InputError(f"data.tokens_per_batch: out of memory ({reason}); {_REMEDIES}") from None
+# For what training computes: an out-of-memory error of a device becomes a line that says which field to lower.
+out_of_memory = functools.partial(errors.out_of_memory, "data.tokens_per_batch", _REMEDIES)
+# For its evaluations.
+search_out_of_memory = functools.partial(
+    errors.out_of_memory,
+    "decode.beam_size",
+    "lower it, set evaluate.dtype to bfloat16, or evaluate.decode_sentences to 0: perplexity alone",
+)
 
 
 def _shape(batch: Batch) -> Shape:

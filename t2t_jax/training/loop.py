@@ -54,6 +54,7 @@ def train(
             return train_in(run, config, mesh, profile_steps, start)
 
 
+@engine.out_of_memory()
 def train_in(
     run: RunFolder,
     config: ConfigDict,
@@ -92,7 +93,7 @@ def train_in(
     save_steps, evaluate_steps = (every(steps=config[of].interval_steps) for of in ("checkpoint", "evaluate"))
     save_minutes = every(minutes=config.checkpoint.interval_minutes)
     flags = sharding.FlagReducer(mesh, delay=IN_FLIGHT)
-    with signals.deferred(say) as stopped, contextlib.closing(progress), engine.out_of_memory(), watchdog:
+    with signals.deferred(say) as stopped, contextlib.closing(progress), watchdog:
         if evaluate_steps(step) and not progress.has_evaluated(step):  # a stop came before it
             evaluate_dev(experiment, state, step, progress)
         for batch in progress.waiting_for(batches):
@@ -121,7 +122,7 @@ def train_in(
 
 def evaluate_dev(experiment: Experiment, state: TrainState, step: int, progress: Progress) -> None:
     """Perplexity and, unless nothing is decoded, the headline metric on the dev set, to the screen and the log."""
-    with progress.phase("evaluation"):
+    with progress.phase("evaluation"), engine.search_out_of_memory():
         translator, config = make_translator(experiment, state.params), experiment.config
         found = evaluate(
             translator, *experiment.store.held_out("dev"), name="dev", target_language=config.data.target_language,

@@ -13,6 +13,7 @@ from t2t_jax.files import sha256, write_lines, write_object
 from t2t_jax.provenance import code_version, cpu_name
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.threads import available_cores
+from t2t_jax.training import engine
 from t2t_jax.training.progress import Progress
 from t2t_jax.training.setup import Experiment, make_translator
 
@@ -23,10 +24,11 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
     averaged = average_last(checkpoints, config.checkpoint.average_last, CheckpointWriter(run.averaged, keep=1))
     translator = make_translator(experiment, averaged.params)
     language = config.data.target_language
-    found = {
-        split: evaluate(translator, *store.held_out(split), target_language=language, name=split, **config.decode)
-        for split in ("dev", *store.test_sets)
-    }
+    with engine.search_out_of_memory():
+        found = {
+            split: evaluate(translator, *store.held_out(split), target_language=language, name=split, **config.decode)
+            for split in ("dev", *store.test_sets)
+        }
     result = {
         **{split: found[split].scores for split in ("dev", "test")},
         "other_tests": {split: found[split].scores for split in store.test_sets if split != "test"},
