@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 
 from t2t_jax import sharding
-from t2t_jax.errors import DamagedError, InputError, InterruptedRun, on_one_line
+from t2t_jax.errors import DamagedError, InputError, InterruptedRun, memory_reason, on_one_line
 from t2t_jax.files import folder_lock, read_object, replace_folder, sha256, storage_errors, write_object
 
 _MANIFEST = "manifest.json"
@@ -118,15 +118,17 @@ class Checkpoints:
     def param_shapes(self, step: int) -> Tree:
         """Shapes and dtypes of the parameters saved at `step`, which is verified."""
         self.verify(step)
-        return self._saved_shapes(step)
+        return self._saved_shapes(step)["params"]
 
-    def _saved_shapes(self, step: int) -> Tree:
+    def _saved_shapes(self, step: int) -> dict[str, Tree]:
+        """Shapes and dtypes of the parameters and, if there is any, of the optimiser state."""
         with self._reading(step):
-            saved = self._orbax.metadata(self._folder(step)).item_metadata["params"]
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.tree)
+            items = self._orbax.metadata(self._folder(step)).item_metadata
+            saved = {name: items[name].tree for name in ("params", "optimizer") if items.get(name) is not None}
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved)
 
     def _restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
-        self._check_shapes(step, params)
+        self._check_shapes(step, params, optimizer)
         items = {"params": ocp.args.StandardRestore(_templates(params)), "metadata": ocp.args.JsonRestore()}
         if optimizer is not None:
             items["optimizer"] = ocp.args.StandardRestore(_templates(optimizer))
@@ -136,22 +138,22 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
-        """Raises AbsentError where the step is not there (any more), DamagedError where its content is wrong."""
+        """Raises AbsentError where the step is not there (any more), InputError where it does not fit the memory.
+
+        No other error is taken for damage of the bytes, which `verify` alone tells.
+        """
         try:
             yield
         except InterruptedRun:
             raise
-        except MemoryError as error:
-            raise InputError(f"checkpoint {step} of {self.directory} needs more memory than is free: {error}") from None
         except Exception as error:  # Orbax raises whatever its parts do
-            if isinstance(error, OSError) and error.errno in _NOT_DAMAGE:
-                raise
-            if not self._folder(step).is_dir():
+            if not _is_passing(error) and not self._folder(step).is_dir():
                 raise self._absent(step) from None
-            reason = on_one_line(error)[:300]
-            if not isinstance(error, DamagedError):
-                reason = f"{self._folder(step)} can't be read ({reason})"
-            raise DamagedError(f"checkpoint {step} is damaged: {reason}") from error
+            reason = error if isinstance(error, MemoryError) else memory_reason(error)
+            if reason is None:
+                raise
+            where = f"checkpoint {step} of {self.directory}"
+            raise InputError(f"{where} needs more memory than is free: {reason}") from None
 
     def read_newest(self, read: Callable[[], Read]) -> Read:
         """Returns `read()`, retried where a process that trains deletes the step before it is read."""
@@ -166,23 +168,27 @@ class Checkpoints:
 
     def verify(self, step: int) -> None:
         """Compares the SHA-256 of every file of a step with its manifest."""
-        folder = self._folder(step)
         with self._reading(step):
-            sums = read_object(folder / _MANIFEST)
-            found = {str(path.relative_to(folder)): path for path in _files(folder) if path.name != _MANIFEST}
-            for name in sorted(sums.keys() | found.keys()):
-                if name not in found or sha256(found[name]) != sums.get(name):
-                    raise DamagedError(f"{folder / name} does not match its checksum")
+            try:
+                _check_sums(self._folder(step))
+            except (DamagedError, OSError) as error:
+                if _is_passing(error):
+                    raise
+                raise DamagedError(f"checkpoint {step} is damaged: {on_one_line(error)[:300]}") from error
 
-    def _check_shapes(self, step: int, params: Tree) -> None:
+    def _check_shapes(self, step: int, params: Tree, optimizer: Tree | None) -> None:
         """Names the first difference: Orbax casts dtypes silently and reports a wrong shape as a missing entry."""
-        found, wanted = _described(self._saved_shapes(step)), _described(params)
-        for name in sorted(wanted.keys() | found.keys()):
-            if found.get(name) != wanted.get(name):
-                raise InputError(
-                    f"checkpoint {step} does not fit the config and vocabulary: {name} is {found.get(name)} there, "
-                    f"{wanted.get(name)} here; use the run's own config.json and vocab.model"
-                )
+        saved = self._saved_shapes(step)
+        if difference := _difference(saved.get("params", {}), params):
+            raise InputError(
+                f"checkpoint {step} does not fit the config and vocabulary: {difference}; use the run's own "
+                "config.json and vocab.model"
+            )
+        if optimizer is not None and (difference := _difference(saved.get("optimizer", {}), optimizer)):
+            raise InputError(
+                f"optimizer.name: checkpoint {step} is of another optimiser: {difference}; resume with the one that it "
+                "was trained with"
+            )
 
     def _folder(self, step: int) -> Path:
         return self.directory / str(step)
@@ -286,6 +292,28 @@ def _described(tree: Tree) -> dict[str, str]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
 
 
+def _is_passing(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _NOT_DAMAGE
+
+
+def _difference(found: Tree, wanted: Tree) -> str:
+    """The first array of which the shapes and dtypes of a checkpoint and those wanted differ; "" if none does."""
+    there, here = _described(found), _described(wanted)
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            return f"{name} is {there.get(name)} there, {here.get(name)} here"
+    return ""
+
+
+def _check_sums(folder: Path) -> None:
+    """Raises DamagedError where the files of a step are not those of its manifest."""
+    sums = read_object(folder / _MANIFEST)
+    found = {str(path.relative_to(folder)): path for path in _files(folder) if path.name != _MANIFEST}
+    for name in sorted(sums.keys() | found.keys()):
+        if name not in found or sha256(found[name]) != sums.get(name):
+            raise DamagedError(f"{folder / name} does not match its checksum")
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -295,7 +323,7 @@ def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter)
 
     Without optimiser state, so training cannot resume from it. The caller has verified the steps.
     """
-    shapes = source._saved_shapes(steps[-1])
+    shapes = source._saved_shapes(steps[-1])["params"]
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
     for step in steps:
         checkpoint = source._restore(step, shapes)

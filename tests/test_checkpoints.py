@@ -274,13 +274,53 @@ def test_what_cannot_be_read_now_is_not_taken_for_damaged(checkpoints, monkeypat
     assert checkpoints.newest_good(1) == [40]
 
 
-def test_a_checkpoint_larger_than_the_free_memory_is_not_called_damaged(checkpoints, monkeypatch):
+def restoring_raises(checkpoints, monkeypatch, error):
     def failing(*_, **__):
-        raise MemoryError("Unable to allocate 9 GiB")
+        raise error
 
     monkeypatch.setattr(checkpoints._orbax, "restore", failing)
-    with pytest.raises(InputError, match="checkpoint 40 .* needs more memory than is free: Unable to allocate 9 GiB"):
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 9 GiB"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Unable to allocate 9 GiB\non device 0"),
+    ],
+)
+def test_a_checkpoint_larger_than_the_free_memory_is_not_called_damaged(checkpoints, monkeypatch, error):
+    restoring_raises(checkpoints, monkeypatch, error)
+    with pytest.raises(InputError, match="checkpoint 40 .* needs more memory than is free: Unable to allocate 9 GiB$"):
         checkpoints.restore(40, shapes())
+
+
+def test_an_unknown_error_of_restoring_is_a_bug_and_not_damage(checkpoints, monkeypatch):
+    """The checksums have shown that the bytes are those that were written."""
+    restoring_raises(checkpoints, monkeypatch, TypeError("a bug"))
+    with pytest.raises(TypeError, match="a bug"):
+        checkpoints.restore_latest(shapes(), optimizer_shapes())
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"nu": shapes()}, r"nu/layer/bias is None there, float32\[4\] here"),
+        (
+            {"mu": jax.eval_shape(lambda: jax.tree.map(jnp.bfloat16, tree(1.0)))},
+            r"mu/layer/bias is float32\[4\] there, bfloat16\[4\] here",
+        ),
+    ],
+)
+def test_the_state_of_another_optimiser_is_refused_by_name(checkpoints, other, message):
+    """Orbax would cast the moments, and raise an error of its own for a missing one."""
+    with pytest.raises(InputError, match=f"optimizer.name: checkpoint 40 is of another optimiser: {message}"):
+        checkpoints.restore_latest(shapes(), optimizer_shapes() | other)
+
+
+def test_a_checkpoint_without_optimiser_state_is_refused_where_that_is_wanted(checkpoints):
+    checkpoints.save(50, tree(50.0), None, {})
+    with pytest.raises(InputError, match="optimizer.name: checkpoint 50 .*: count is None there"):
+        checkpoints.restore_latest(shapes(), optimizer_shapes())
 
 
 def test_all_damaged_checkpoints_are_an_error_and_never_a_silent_restart(checkpoints):
