@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
+from t2t_jax.data.plain_text import is_blank
 from t2t_jax.errors import Range
 
 Pair = tuple[str, str]
@@ -91,7 +92,7 @@ def _is_nonprinting(character: str) -> bool:
 
 def is_empty(source: str, target: str) -> bool:
     """Whether a side is blank."""
-    return not source.strip() or not target.strip()
+    return is_blank(source) or is_blank(target)
 
 
 def num_words(text: str) -> int:

@@ -20,6 +20,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.bpe_dropout import BpeDropout
 from t2t_jax.data.corpora import one_line
+from t2t_jax.data.plain_text import INVISIBLE, SPACES, compose, is_blank, plain_forms
 from t2t_jax.errors import InputError
 from t2t_jax.files import single_line
 
@@ -243,6 +244,33 @@ class Tokenizer:
     def lowercases(self) -> bool:
         """Whether capitals are normalised to small letters, so that a model with this vocabulary writes lower case."""
         return self._pieces.normalize("A") == self._pieces.normalize("a")
+
+    def plain(self, texts: Sequence[str]) -> list[str]:
+        """The texts with plain forms of the spaces, invisible and decomposed characters that were not learnt.
+
+        What is translated is read so; training text is encoded as it is. A blank text becomes "".
+        """
+        lines = [_checked(number, text) for number, text in enumerate(texts, start=1)]
+        return ["" if is_blank(line) else compose(line, self._learnt).translate(self._plain_forms) for line in lines]
+
+    @functools.cached_property
+    def _learnt(self) -> frozenset[str]:
+        """The characters of pieces that training text needed, and those that normalisation replaces itself.
+
+        These are pieces of several characters, and single ones with the score of such, by which unigram models rank
+        them. Any other single character may have occurred once, or, with a joint vocabulary, in the other language.
+        """
+        spm, ids = self._pieces, range(_NUM_SPECIAL, len(self))
+        scores = {self.piece(i): spm.get_score(i) for i in ids if not (spm.is_byte(i) or spm.is_unused(i))}
+        longer = {piece for piece in scores if len(piece.strip(SPACE)) > 1}
+        least = min((scores[piece] for piece in longer), default=0.0)
+        single = {piece for piece, score in scores.items() if len(piece) == 1 and score >= least}
+        normalized = {c for c in SPACES + INVISIBLE if c != "\0" and c not in spm.normalize(f"a{c}a")}
+        return frozenset(normalized.union(*longer, *single))
+
+    @functools.cached_property
+    def _plain_forms(self) -> dict[int, str]:
+        return plain_forms(self._learnt)
 
     def encode(self, text: str) -> list[int]:
         """Ids of one sentence, EOS last."""

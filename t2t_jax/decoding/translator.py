@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from t2t_jax import sharding
+from t2t_jax.data.plain_text import is_blank
 from t2t_jax.data.task import TASKS, Task, Vocabularies
 from t2t_jax.data.tokenizer import longest_whole
 from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
@@ -106,6 +107,7 @@ class Translator:
         if constrained:
             search = dataclasses.replace(search, constraint=self._grammar(search))
         self._check_arguments(sentences, prefixes, search)
+        sentences = self._plain(sentences)
         sources = [self.task.preprocess_source(sentence) for sentence in sentences]
         encoded = self.vocabularies.source.encode_many(sources)
         if self.task.grammar:  # of parts translated separately, the outputs together are not well-formed
@@ -185,7 +187,17 @@ class Translator:
 
     def encode_sources(self, sources: Sequence[str]) -> list[list[int]]:
         """The ids of each source as the model reads it, EOS last."""
-        return self.vocabularies.source.encode_many([self.task.preprocess_source(source) for source in sources])
+        plain = self._plain(sources)
+        return self.vocabularies.source.encode_many([self.task.preprocess_source(source) for source in plain])
+
+    def _plain(self, sources: Sequence[str]) -> list[str]:
+        """The sources without characters that the vocabulary has not learnt, as far as these have a plain form.
+
+        A task with a grammar keeps them, as its outputs are over the words of the source.
+        """
+        if self.task.grammar:
+            return ["" if is_blank(source) else source for source in sources]
+        return self.vocabularies.source.plain(sources)
 
     def encode_targets(self, targets: Sequence[str]) -> list[list[int]]:
         """The ids of each target as the model predicts it, EOS last."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from t2t_jax.data.tokenizer import Tokenizer, lone_surrogate
+from t2t_jax.data.tokenizer import lone_surrogate
 from t2t_jax.decoding.grammars import check_grammar
 from t2t_jax.decoding.translator import Translator, check_options
 from t2t_jax.errors import InputError, Range, choice, shown
@@ -56,8 +56,7 @@ def translate_request(
     if options["constrained"]:
         check_grammar(translator.task)
     _check_texts("source", sentences)
-    read = [translator.task.preprocess_source(sentence) for sentence in sentences]
-    _check_lengths("source", read, translator.vocabularies.source, limits.subwords)
+    _check_lengths("source", translator.encode_sources(sentences), limits.subwords)
     return TranslateRequest(sentences, is_list, options)
 
 
@@ -67,9 +66,8 @@ def attention_request(body: bytes, translator: Translator, limits: Limits) -> tu
     source, target = (given.get(name) for name in ("source", "target"))
     _check_texts("source", [source])
     _check_texts("target", [target])
-    task, vocabularies, most = translator.task, translator.vocabularies, limits.attention_subwords
-    _check_lengths("source", [task.preprocess_source(source)], vocabularies.source, most)
-    _check_lengths("target", [task.preprocess_target(target)], vocabularies.target, most)
+    _check_lengths("source", translator.encode_sources([source]), limits.attention_subwords)
+    _check_lengths("target", translator.encode_targets([target]), limits.attention_subwords)
     return source, target
 
 
@@ -106,12 +104,12 @@ def _check_texts(field: str, texts: list[Any]) -> None:
             raise InputError(f"{name}: {text[at]!a} at character {at + 1} is a lone surrogate; send both halves")
 
 
-def _check_lengths(field: str, texts: list[str], vocabulary: Tokenizer, most: int) -> None:
+def _check_lengths(field: str, encoded: list[list[int]], most: int) -> None:
     """Refuses texts of more than `most` subwords, EOS included."""
-    for number, ids in enumerate(vocabulary.encode_many(texts), start=1):
+    for number, ids in enumerate(encoded, start=1):
         if len(ids) > most:
             raise InputError(
-                f"{_name(field, number, texts)}: {len(ids):,} subwords, which must be at most {most}; split it"
+                f"{_name(field, number, encoded)}: {len(ids):,} subwords, which must be at most {most}; split it"
             )
 
 

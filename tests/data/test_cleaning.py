@@ -27,7 +27,7 @@ CASES = {
         ("Something else", "ein Satz, aus dem TESTSATZ!"),
         ("Yes.", "Ein Satz aus dem anderen Testsatz."),
     ),
-    "empty": (Rules(), ("one", "\u3000 \t"), ("one", ".")),
+    "empty": (Rules(), ("one", "\u3000 \u200b\t"), ("one", ".")),
 }
 
 

@@ -145,3 +145,39 @@ def test_any_string_is_encoded_or_refused(tokenizer, text):
         assert any("\ud800" <= character <= "\udfff" for character in text)
     else:
         assert ids[-1] == EOS and ids == tokenizer.encode_many([text])[0]
+
+
+UNLEARNT = {
+    "two\u00a0three\u3000four\x85five": "two three four five",
+    "\ufefftwo th\u00adree\u200b four\u2028": "two three four ",
+    "tu\u0308r cafe\u0301": "tür café",
+    "\u200b\u00a0\ufeff\x00\u200d": "",
+    "می\u200cخواهم 👩\u200d🚀": "می\u200cخواهم 👩\u200d🚀",  # joiners are a part of words and of emoji
+}
+
+
+@pytest.mark.parametrize(("text", "plain"), UNLEARNT.items(), ids=map(ascii, UNLEARNT))
+def test_spaces_invisible_and_decomposed_characters_that_were_not_learnt_become_plain(tokenizer, text, plain):
+    assert tokenizer.plain(["one", text]) == ["one", plain]
+
+
+@pytest.mark.parametrize(("kind", "size"), [("bpe", 310), ("unigram", 290)])
+def test_characters_that_were_learnt_are_kept(tmp_path, kind, size):
+    """French has a no-break space before some punctuation; whoever trains on decomposed accents needs them too."""
+    sentences = [f"{source}\u00a0! ve\u0301lo\u0301" for source, _ in toy_corpus.pairs(300, 0)]
+    rare = "one two\u2009\u00adthree vu\u0302"
+    path = tmp_path / "vocab.model"
+    path.write_bytes(train_vocabulary([*sentences, rare], size, kind=kind))
+    tokenizer = Tokenizer(path)
+    assert {"\u00a0", "\u0301", "\u2009", "\u00ad", "\u0302"} < set(tokenizer.pieces())  # as is every character
+    for learnt in (sentences[0], "one\u00a0!", "ve\u0301lo"):
+        assert tokenizer.plain([learnt]) == [learnt]
+    assert tokenizer.plain([rare]) == ["one two three vû"]
+
+
+def test_characters_that_the_vocabulary_normalises_itself_are_left_to_it(tmp_path):
+    sentences = [side for pair in toy_corpus.pairs(300, 0) for side in pair]
+    path = tmp_path / "vocab.model"
+    path.write_bytes(train_vocabulary(sentences, 340, replace={"\u200b": " ", "\u00a0": "-"}))
+    tokenizer = Tokenizer(path)
+    assert tokenizer.plain(["one\u200btwo\u00a0three\u3000four"]) == ["one\u200btwo\u00a0three four"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from t2t_jax import sharding
+from t2t_jax.data.task import TASKS
 from t2t_jax.decoding import batch_shapes, pool
 from t2t_jax.decoding.pool import Ensemble
 from t2t_jax.decoding.sampling import Sampling
@@ -86,6 +87,27 @@ def test_an_empty_sentence_has_an_empty_translation(translator):
     ((only,), (spaces,)) = translator.translate(["", " \t "])
     assert only == spaces and only.text == "" and only.log_prob == 0.0
     assert translator.translate([]) == []
+
+
+@pytest.mark.parametrize("blank", ["\u3000", "\u200b", "\ufeff", "\u2028", "\u00a0", "\x85", "\u00ad", "\x00 \u200d"])
+def test_a_line_of_spaces_and_invisible_characters_is_empty(translator, blank):
+    ((only,),) = translator.translate([blank])
+    assert only.text == "" and only.tokens == []
+    assert translator.score([(blank, "eins")]) == translator.score([("", "eins")])
+    parser = Translator(translator.ensemble, translator.vocabularies, max_length=256, task=TASKS["parsing"])
+    ((tree,),) = parser.translate([blank])
+    assert tree.text == "" and not tree.repairs
+
+
+def test_spaces_and_invisible_characters_that_were_not_learnt_do_not_change_a_translation(translator):
+    plain, odd = "one two three", "\ufeffone\u00a0two\u200b th\u00adree"
+    close(*(translator.translate([source], n_best=2, max_extra_length=6)[0] for source in (plain, odd)))
+    assert translator.score([(odd, "eins")]) == translator.score([(plain, "eins")])
+
+
+def test_a_parser_reads_the_words_of_its_line_as_they_are(translator):
+    parser = Translator(translator.ensemble, translator.vocabularies, max_length=256, task=TASKS["parsing"])
+    assert parser.encode_sources(["1\u00a0000 two"])[0] == parser.vocabularies.source.encode("1\u00a0000 two")
 
 
 def test_a_sentence_longer_than_in_training_is_translated_with_a_warning(translator, caplog):
