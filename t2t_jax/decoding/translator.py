@@ -93,10 +93,10 @@ class Translator:
         """Up to `n_best` different translations of each sentence, best first; an empty sentence has an empty one.
 
         `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, min_length=0, …`. A translation
-        has at most as many subwords as its source, both with EOS, or as `min_length` if that is more, plus
-        `max_extra_length`. Each begins with its prefix, if `prefixes` are given. `constrained` allows only outputs that
-        are well-formed by the task's grammar: in parsing, one tree over exactly the words. Samples are a function of
-        `seed` and the sentence. `on_progress` is called with the number of sentences that have just been completed.
+        has at most as many subwords as its source, both with EOS, or as `min_length` or its prefix if these are more,
+        plus `max_extra_length`. Each begins with its prefix, if `prefixes` are given. `constrained` allows only outputs
+        that are well-formed by the task's grammar: in parsing, one tree over exactly the words. Samples are a function
+        of `seed` and the sentence. `on_progress` is called with the number of sentences that have just been completed.
         Sentences beyond `longest_whole` are translated in parts (see long_sentences.py), or refused where the task has
         a grammar; warnings count lines from `first_line`.
         """
@@ -291,7 +291,7 @@ _EMPTY = Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, t
 def _request(ids: list[int], prefix: list[int], min_length: int, max_extra_length: int, seed: int) -> Request:
     return Request(
         ids=ids,
-        max_length=max(max(len(ids), min_length) + max_extra_length, len(prefix) + 1),
+        max_length=max(max(len(ids), min_length, len(prefix)) + max_extra_length, len(prefix) + 1),
         prefix=prefix,
         seed=(zlib.crc32(np.asarray(ids, np.int32)) + seed) % 2**31,
     )

@@ -9,6 +9,7 @@ import pytest
 
 from t2t_jax import sharding
 from t2t_jax.data.task import TASKS
+from t2t_jax.data.tokenizer import EOS
 from t2t_jax.decoding import batch_shapes, pool
 from t2t_jax.decoding.pool import Ensemble
 from t2t_jax.decoding.sampling import Sampling
@@ -164,6 +165,16 @@ def test_translations_begin_with_their_prefixes(translator):
         assert not sentence or hypothesis.tokens[: len(tokens)] == tokens
         assert prefix or hypothesis.tokens == unforced.tokens
     assert any(a[0].tokens != b[0].tokens for a, b in zip(found, free, strict=True))
+
+
+def test_a_prefix_longer_than_the_source_leaves_room_for_a_translation(translator):
+    prefix = " ".join(["drei vier"] * 10)
+    length = len(translator.vocabularies.target.encode(prefix)) - 1
+    endless = lambda log_probs, tokens, lengths: log_probs.at[..., EOS].set(-jnp.inf)
+    for extra in (0, 8):
+        options = {"max_extra_length": extra, "constraint": endless, "beam_size": 2}
+        ((found,),) = translator.translate(["one"], prefixes=[prefix], **options)
+        assert found.num_tokens == length + max(extra, 1) and not found.finished
 
 
 def test_any_iterable_is_translated_and_other_types_are_refused_in_a_line(translator):
