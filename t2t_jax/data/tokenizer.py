@@ -26,6 +26,7 @@ from t2t_jax.files import single_line
 
 PAD, EOS, UNKNOWN = 0, 1, 2
 SPACE = "▁"  # SentencePiece's mark at the beginning of a word or, in some vocabularies, at its end
+LANGUAGE_CODE = re.compile(">>[^<>\\s]+<<")  # with which sources of Marian's multilingual models begin
 _NUM_SPECIAL = 3
 _RESERVED = re.compile("<pad>|</s>|<unk>|" + SPACE)  # pieces and spaces
 _LONGEST = 1024  # subwords

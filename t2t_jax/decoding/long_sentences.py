@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from t2t_jax.data.tokenizer import EOS, SPACE
+from t2t_jax.data.tokenizer import EOS, LANGUAGE_CODE, SPACE
 
 _SENTENCE_ENDS = (".", "!", "?", "…", ":", ";")
 _FULL_WIDTH_ENDS = ("。", "！", "？")  # in scripts without spaces
@@ -13,14 +13,21 @@ def cut(ids: Sequence[int], piece_of: Callable[[int], str], length: int) -> list
 
     Each part ends at the best position in the second half of the allowed length: after a sentence, else between words,
     else between characters, else anywhere; of equally good positions at the last. `piece_of` returns a subword's text.
+    Each part begins with the language code of the source, if it has one.
     """
-    ids, parts, start, longest = list(ids[:-1]), [], 0, max(1, length - 1)
+    code = language_code(ids, piece_of)
+    ids, parts, start, longest = list(ids[len(code) : -1]), [], 0, max(1, length - 1 - len(code))
     while len(ids) - start > longest:
         positions = range(start + longest, start + longest // 2, -1)
         end = max(positions, key=lambda position: _quality(piece_of(ids[position - 1]), piece_of(ids[position])))
-        parts.append([*ids[start:end], EOS])
+        parts.append([*code, *ids[start:end], EOS])
         start = end
-    return [*parts, [*ids[start:], EOS]]
+    return [*parts, [*code, *ids[start:], EOS]]
+
+
+def language_code(ids: Sequence[int], piece_of: Callable[[int], str]) -> list[int]:
+    """The subword that names the target language at the beginning of a source, such as >>fra<<, if there is one."""
+    return [ids[0]] if LANGUAGE_CODE.fullmatch(piece_of(ids[0]).strip(SPACE)) else []
 
 
 def _quality(before: str, after: str) -> int:

@@ -1,17 +1,15 @@
 """Reorders the pieces of another system's SentencePiece model to our ids: 0 padding, 1 EOS, 2 unknown."""
 
-import re
 from typing import NamedTuple
 
 import numpy as np
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.tokenizer import EOS, PAD, SPACE, UNKNOWN, load_pieces, lone_surrogate
+from t2t_jax.data.tokenizer import EOS, LANGUAGE_CODE, PAD, SPACE, UNKNOWN, load_pieces, lone_surrogate
 from t2t_jax.errors import InputError, shown
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 _UNIGRAM = sentencepiece_model_pb2.TrainerSpec.UNIGRAM
-_LANGUAGE_CODE = re.compile(">>[^<>\\s]+<<")  # with which Marian's multilingual models begin a source sentence
 
 
 class Vocabulary(NamedTuple):
@@ -55,7 +53,7 @@ def of_source(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown:
     pieces += [p for p in proto.pieces if p.piece not in special and p.type not in (_Piece.CONTROL, _Piece.UNKNOWN)]
     found = [ids.get(piece.piece, ids[unknown]) for piece in pieces]
     known = {piece.piece for piece in pieces}
-    for name in sorted(filter(_LANGUAGE_CODE.fullmatch, ids), key=ids.get):
+    for name in sorted(filter(LANGUAGE_CODE.fullmatch, ids), key=ids.get):
         if SPACE + name not in known:
             pieces.append(_Piece(piece=SPACE + name, score=0.0, type=_Piece.USER_DEFINED))
             found.append(ids[name])

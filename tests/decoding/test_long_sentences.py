@@ -46,6 +46,13 @@ def test_cuts_are_after_sentences_else_between_words_else_between_characters():
     assert cut_at([7] * 9, 5) == [[7] * 4, [7] * 4, [7]]
 
 
+def test_each_part_begins_with_the_language_code_of_the_source():
+    """It counts; only at the beginning is it one."""
+    pieces = [*PIECES, "▁>>fra<<"]
+    parts = cut([CODE := len(PIECES), ONE, TWO, STOP, ONE, TWO, CODE, TWO, EOS], pieces.__getitem__, 6)
+    assert parts == [[CODE, ONE, TWO, STOP, EOS], [CODE, ONE, TWO, CODE, TWO, EOS]]
+
+
 @pytest.fixture
 def short_limits(translator, monkeypatch):
     """The translator with short limits: it splits lines of more than 8 subwords into parts of at most 5."""
