@@ -163,7 +163,7 @@ def decoding_step(config: Any, *, rows: int) -> str:
         state = jax.eval_shape(functools.partial(pool._start.__wrapped__, modules, search, rows, 32, 64, 0, 0, mesh))
         state = jax.tree.map(lambda x: place(x, x.dtype), state)
         number = place(jnp.zeros((), jnp.int32), jnp.int32)
-        steps = jax.jit(pool._advance, static_argnames=("modules", "options"), donate_argnames="state")
+        steps = jax.jit(pool._advance, static_argnames="modules", donate_argnames="state")
         lowered = steps.lower(modules, search, (params,), state, max_steps=number, min_running=number)
         return compile_for_h100(lowered, {})
 

@@ -93,6 +93,7 @@ def search_all(
     ensemble: Ensemble, requests: Sequence[Request], options: SearchOptions, mesh: Mesh
 ) -> Iterator[tuple[int, Hypotheses]]:
     """(index of the request, its hypotheses `[W, …]` as NumPy arrays), in the order in which the searches finish."""
+    options = jax.tree.map(np.float32, options)  # always of the same type: other values compile nothing
     searches = []  # generators, which free their memory when they end
     for source_length, indices in batch_shapes.by_bucket([len(request.ids) for request in requests]):
         count = num_searches(len(indices), mesh)
@@ -184,7 +185,6 @@ def _results(found: Finished) -> Iterator[tuple[int, Hypotheses]]:
     jax.jit,
     static_argnames=(
         "modules",
-        "options",
         "rows",
         "source_length",
         "capacity",
@@ -222,7 +222,7 @@ def _source(
     return _replicate(source, mesh)
 
 
-@functools.partial(jax.jit, static_argnames=("modules", "options", "mesh"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames=("modules", "mesh"), donate_argnames="state")
 def _decode(
     modules: tuple[Transformer, ...],
     options: SearchOptions,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2t_jax.decoding.traced_fields import traced_fields
 from t2t_jax.errors import Range, check_ranges
 
 # Far smaller temperatures and probabilities overflow or underflow in float32.
@@ -16,6 +17,7 @@ _RANGES = {
 }
 
 
+@traced_fields("temperature")  # not `top_p`: only below 1 does the program look for a nucleus
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """The distribution to sample from: p^(1/temperature), restricted to the `top_k` most likely tokens (0: all), and of

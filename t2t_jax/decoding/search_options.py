@@ -5,6 +5,7 @@ import math
 
 from t2t_jax.decoding.constraints import Constraint, LogitsProcessor
 from t2t_jax.decoding.sampling import Sampling
+from t2t_jax.decoding.traced_fields import traced_fields
 from t2t_jax.errors import InputError, Range, check_ranges, choice, shown
 
 # When a sentence may stop before its length limit; only the first never changes the result.
@@ -22,6 +23,7 @@ _RANGES = {
 }
 
 
+@traced_fields("alpha", "diversity", "sampling")
 @dataclasses.dataclass(frozen=True)
 class SearchOptions:
     """What to search for; checks itself.
@@ -35,6 +37,8 @@ class SearchOptions:
     have finished as the beam holds, or by 'exact' before. With `sampling`, the result is `n_best` independent samples
     instead. Equal hypotheses, of groups or samples, are returned once: there may be fewer than `n_best`. `constraint`
     is a logits processor, bare or in a `Constraint`, which lets the search stop early; see constraints.py.
+
+    Other values of `alpha`, `diversity` and the temperature of `sampling` run the programs that are compiled already.
     """
 
     beam_size: int = 4

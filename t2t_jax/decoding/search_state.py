@@ -51,7 +51,7 @@ class Search(NamedTuple):
     running: Bool[Array, " B"]
 
 
-def length_penalty(length: Int[Array, "*n"], alpha: float) -> Float[Array, "*n"]:
+def length_penalty(length: Int[Array, "*n"], alpha: float | Float[Array, ""]) -> Float[Array, "*n"]:
     """((5 + |Y|) / 6)^α, |Y| counting EOS (GNMT)."""
     return ((5.0 + length) / 6.0) ** alpha
 
@@ -109,7 +109,7 @@ def append_tokens(
     lengths: Int[Array, " B"],
     tokens: Int[Array, "B N"],
     token_log_probs: Float[Array, "B N"],
-    alpha: float,
+    alpha: float | Float[Array, ""],
 ) -> Hypotheses:
     """The hypotheses, of `lengths` tokens, with one token more."""
     is_next = (jnp.arange(hypotheses.tokens.shape[2])[None] == lengths[:, None])[:, None]  # [B, 1, T]

@@ -100,7 +100,7 @@ class Demo:
         if wait := self._searches.admit(_search(options)):
             raise HTTPException(
                 429,
-                "too many different searches: each combination of beam_size, alpha, n_best and constrained is "
+                "too many different searches: each combination of beam_size, n_best and constrained is "
                 f"compiled; use one again, or a new one in {math.ceil(wait)} s",
                 {"Retry-After": str(math.ceil(wait))},
             )
@@ -162,8 +162,8 @@ class Demo:
 
 
 def _search(options: Mapping[str, Any]) -> Hashable:
-    """What a search is compiled for: its options but the limit on the length."""
-    return _frozen({name: value for name, value in options.items() if name != "max_extra_length"})
+    """What a search is compiled for: its options but α and the limit on the length."""
+    return _frozen({name: value for name, value in options.items() if name not in ("alpha", "max_extra_length")})
 
 
 def _frozen(options: Mapping[str, Any]) -> Hashable:

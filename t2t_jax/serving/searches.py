@@ -1,4 +1,4 @@
-"""Bounds compilation: the options of a search are static, so each new combination compiles programs of its own."""
+"""Bounds compilation: most options of a search are static, so each new combination compiles programs of its own."""
 
 import threading
 import time

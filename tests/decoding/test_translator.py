@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+import itertools
 from types import SimpleNamespace
 
 import jax
@@ -14,6 +15,7 @@ from t2t_jax.decoding import batch_shapes, pool
 from t2t_jax.decoding.pool import Ensemble
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.search_options import SearchOptions
+from t2t_jax.decoding.search_state import length_penalty
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from tests import tiny
@@ -310,3 +312,28 @@ def test_no_length_within_a_bucket_and_no_limit_compiles_the_search_again(transl
     for sentence, extra in [(fitting[0], 1), (fitting[-1], 9), (fitting[0], 24)]:
         translate(sentence, extra)
     assert (pool._start._cache_size(), pool._decode._cache_size(), pool._resize._cache_size()) == compiled
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{"alpha": alpha} for alpha in (0.6, 0.0, 1, 0.35)],
+        [{"groups": 2, "n_best": 4, "diversity": diversity} for diversity in (0.0, 5)],
+        [{"sampling": Sampling(temperature)} for temperature in (1.0, 0.5, 2)],
+    ],
+    ids=lambda options: list(options[0])[-1],
+)
+def test_no_number_that_changes_no_shape_compiles_the_search_again(translator, options):
+    translate = lambda each: translator.translate(["one two", "three"], max_extra_length=4, **each)
+    found, compiled = [translate(options[0])], (pool._start._cache_size(), pool._decode._cache_size())
+    found += [translate(each) for each in options[1:]]
+    assert (pool._start._cache_size(), pool._decode._cache_size()) == compiled
+    assert all(one != other for one, other in itertools.combinations(found, 2)), "each number has an effect"
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_scores_are_those_of_a_search_compiled_for_this_alpha(alpha):
+    lengths = jnp.arange(1, 600)
+    static = jax.jit(lambda lengths: length_penalty(lengths, alpha))(lengths)
+    traced = jax.jit(length_penalty)(lengths, np.float32(alpha))
+    np.testing.assert_array_equal(traced, static)

@@ -122,10 +122,10 @@ def test_only_the_newest_attention_pages_are_kept(translator):
 
 def test_new_searches_are_rationed_and_known_ones_are_not(translator):
     with served(translator, searches=1, search_seconds=1000) as client:
-        options = [OTHER, {"alpha": 0.3}, OTHER, {}]
+        options = [OTHER, {"beam_size": 1}, OTHER, {}, {"alpha": 0.3}, {**OTHER, "alpha": 0.7}]
         answers = [client.request("POST", "/translate", json.dumps({"source": "one", **each}).encode(),
                                   Content_Type="application/json") for each in options]  # fmt: skip
-    assert [status for status, _, _ in answers] == [200, 429, 200, 200]
+    assert [status for status, _, _ in answers] == [200, 429, 200, 200, 200, 200]
     assert 0 < int(answers[1][1]["retry-after"]) <= 1000 and b"combination" in answers[1][2]
 
 
