@@ -159,7 +159,10 @@ MODES = {
 
 _PROCESS = ("coordinator", "num_processes", "process_id")
 _DECODE = ("beam_size", "alpha", "max_extra_length", "early_stop", "constrained")
-_SEARCH = ("n_best", "min_length", "no_repeat_ngram", "groups", "diversity", "target_prefix", "seed", "dtype")
+_SEARCH = (
+    "n_best", "min_length", "no_repeat_ngram", "groups", "diversity", "target_prefix", "split_sentences", "seed",
+    "dtype",
+)  # fmt: skip
 _SAMPLING = ("temperature", "top_k", "top_p")
 
 # The flags of each mode besides --mode and --help; a flag that the mode does not use is refused.
@@ -276,6 +279,10 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
     )
     flags.DEFINE_boolean(
         "constrained", None, f"Search only among well-formed outputs: in parsing, trees over the words; {by_default}.",
+        flag_values=args,
+    )  # fmt: skip
+    flags.DEFINE_boolean(
+        "split_sentences", False, "Translate the sentences of a line separately, and join them by spaces.",
         flag_values=args,
     )  # fmt: skip
     flags.DEFINE_boolean("sample", False, "Draw --n_best samples instead of beam search.", flag_values=args)

@@ -1,11 +1,21 @@
-"""§6.1: splits lines beyond a length limit into parts that are translated separately, which bounds memory."""
+"""§6.1: splits lines into parts that are translated separately.
 
+Lines beyond a length limit, which bounds memory, and, on request, lines of several sentences: a model trained on single
+sentences translates only some of them.
+"""
+
+import itertools
+import re
 from collections.abc import Callable, Sequence
 
 from t2t_jax.data.tokenizer import EOS, LANGUAGE_CODE, SPACE
 
 _SENTENCE_ENDS = (".", "!", "?", "…", ":", ";")
 _FULL_WIDTH_ENDS = ("。", "！", "？")  # in scripts without spaces
+# A possible end of a sentence and the space after it, if a text follows; without backtracking, so in linear time.
+_BOUNDARY = re.compile("(?:(?<![.!?…])[.!?…]++[\"'”’“»)\\]]*+ ++|(?<![。！？])[。！？]++[”’」』）]*+ *+)(?=\\S)")
+# Before a full stop that ends no sentence: a title, an initial, an abbreviation with full stops, an ordinal number.
+_ABBREVIATION = re.compile(r"(?:mrs?|ms|mme|dr|prof|st|hr|fr|nr|vs|\w|\w+\.[\w.]+|\d\d?)", re.IGNORECASE)
 
 
 def cut(ids: Sequence[int], piece_of: Callable[[int], str], length: int) -> list[list[int]]:
@@ -23,6 +33,26 @@ def cut(ids: Sequence[int], piece_of: Callable[[int], str], length: int) -> list
         parts.append([*code, *ids[start:end], EOS])
         start = end
     return [*parts, [*code, *ids[start:], EOS]]
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a line: at least one, "" of an empty line.
+
+    A sentence ends with . ! ? or …, perhaps with quotation marks or brackets after it, before a space; or with 。 ！ or
+    ？. None begins with a small letter, except in a text without capitals, and none ends with an abbreviation.
+    """
+    has_capitals = text != text.lower()
+    ends = [found.end() for found in _BOUNDARY.finditer(text) if _ends_sentence(text, found, has_capitals)]
+    return [text[start:end].rstrip() for start, end in itertools.pairwise([0, *ends, len(text)])]
+
+
+def _ends_sentence(text: str, found: re.Match[str], has_capitals: bool) -> bool:
+    if has_capitals and text[found.end()].islower():
+        return False
+    if not found[0].startswith(". "):
+        return True
+    word = text[text.rfind(" ", 0, found.start()) + 1 : found.start()]
+    return not _ABBREVIATION.fullmatch(word.lstrip("\"'“„«‚‘(["))
 
 
 def language_code(ids: Sequence[int], piece_of: Callable[[int], str]) -> list[int]:

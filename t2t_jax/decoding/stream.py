@@ -131,9 +131,9 @@ def json_line(line: str, hypotheses: list[Hypothesis]) -> str:
 
 
 def _fields(hypothesis: Hypothesis) -> dict[str, Any]:
-    """The fields of a JSON line; `repairs` only where there were any."""
-    fields = dataclasses.asdict(hypothesis)
-    return fields if hypothesis.repairs else {name: x for name, x in fields.items() if name != "repairs"}
+    """The fields of a JSON line; `repairs` only where there were any, `parts` only of a line that was cut."""
+    usual = {"repairs": {}, "parts": 1}
+    return {name: x for name, x in dataclasses.asdict(hypothesis).items() if name not in usual or x != usual[name]}
 
 
 class _ReadAhead:

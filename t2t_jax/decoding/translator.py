@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.grammars import grammar_of
-from t2t_jax.decoding.long_sentences import cut
+from t2t_jax.decoding.long_sentences import cut, language_code, sentences_of
 from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, search_all
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import InputError, Range, check_number, choice, shown
@@ -34,8 +35,9 @@ from t2t_jax.model.transformer import Transformer
 class Hypothesis:
     """One translation. `log_prob` is the natural logarithm, summed over `tokens` with EOS.
 
-    `score` = log_prob / ((5 + num_tokens) / 6)^alpha. An unfinished one reached the length limit without EOS. `repairs`
-    counts what had to be repaired to make `text` of the tokens: nothing in translation; in parsing see trees.py.
+    `score` = log_prob / ((5 + num_tokens) / 6)^alpha. An unfinished one reached the length limit without EOS. `parts`
+    is in how many parts the line was translated. `repairs` counts what had to be repaired to make `text` of the tokens:
+    nothing in translation; in parsing see trees.py.
     """
 
     text: str
@@ -46,6 +48,7 @@ class Hypothesis:
     token_log_probs: list[float]
     finished: bool = True
     repairs: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parts: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Translator:
         max_extra_length: int = 50,
         prefixes: Sequence[str] | None = None,
         constrained: bool = False,
+        split_sentences: bool = False,
         seed: int = 0,
         on_progress: Callable[[int], None] = lambda count: None,
         first_line: int = 1,
@@ -97,23 +101,25 @@ class Translator:
         plus `max_extra_length`. Each begins with its prefix, if `prefixes` are given. `constrained` allows only outputs
         that are well-formed by the task's grammar: in parsing, one tree over exactly the words. Samples are a function
         of `seed` and the sentence. `on_progress` is called with the number of sentences that have just been completed.
-        Sentences beyond `longest_whole` are translated in parts (see long_sentences.py), or refused where the task has
-        a grammar; warnings count lines from `first_line`.
+        With `split_sentences`, the sentences of a line are translated separately. So are the parts of one beyond
+        `longest_whole` (see long_sentences.py). Neither works where the task has a grammar. Warnings count lines from
+        `first_line`.
         """
         check_lists(sentences=sentences, prefixes=prefixes)
         sentences, prefixes = list(sentences), None if prefixes is None else list(prefixes)
-        check_options(max_extra_length=max_extra_length, constrained=constrained, **options)
+        check_options(
+            max_extra_length=max_extra_length, constrained=constrained, split_sentences=split_sentences, **options
+        )
         search = SearchOptions(**options)
         if constrained:
             search = dataclasses.replace(search, constraint=self._grammar(search))
         self._check_arguments(sentences, prefixes, search)
         sentences = self._plain(sentences)
         sources = [self.task.preprocess_source(sentence) for sentence in sentences]
-        encoded = self.vocabularies.source.encode_many(sources)
         if self.task.grammar:  # of parts translated separately, the outputs together are not well-formed
-            self._check_length("source", encoded, first_line)
+            self._check_whole(sources, split_sentences, first_line)
+        parts = self._parts_of_lines(sources, split_sentences, first_line)
         starts = self._encode_prefixes(prefixes, first_line) if prefixes is not None else [[]] * len(sentences)
-        parts = [self._parts(line, ids) for line, ids in enumerate(encoded, start=first_line)]
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
         requests = [
             _request(parts[index][number], [] if number else starts[index], search.min_length, max_extra_length, seed)
@@ -163,6 +169,25 @@ class Translator:
         self._check_length("prefix", encoded, first_line)
         return [ids[:-1] for ids in encoded]
 
+    def _check_whole(self, sources: Sequence[str], split_sentences: bool, first_line: int) -> None:
+        """Refuses to translate lines in parts."""
+        if split_sentences:
+            raise InputError("split_sentences: an output of this task is of the whole line; leave it out")
+        self._check_length("source", self.vocabularies.source.encode_many(sources), first_line)
+
+    def _parts_of_lines(self, sources: Sequence[str], split_sentences: bool, first_line: int) -> list[list[list[int]]]:
+        """The ids of the parts of each line that are translated one by one; an empty line has none."""
+        lines = [sentences_of(source) if split_sentences else [source] for source in sources]
+        encoded = iter(self.vocabularies.source.encode_many([sentence for line in lines for sentence in line]))
+        parts = []
+        for number, line in enumerate(lines, start=first_line):
+            first, *others = itertools.islice(encoded, len(line))
+            code = language_code(first, self.vocabularies.source.piece)
+            parts.append(
+                [part for ids in (first, *(code + ids for ids in others)) for part in self._parts(number, ids)]
+            )
+        return parts
+
     def _parts(self, line: int, ids: list[int]) -> list[list[int]]:
         """The parts of a sentence that are translated one by one: usually the whole; none of an empty sentence."""
         whole = longest_whole(self._max_length)
@@ -175,8 +200,9 @@ class Translator:
             return parts
         if len(ids) > self._max_length:
             logging.warning(
-                "line %d: a sentence of %d subwords is longer than any in training (%d) and may be translated badly",
+                "line %d: a sentence of %d subwords is longer than any in training (%d) and may be translated badly%s",
                 line, len(ids), self._max_length,
+                "" if self.task.grammar else "; if it is several, translate them one by one, with split_sentences",
             )  # fmt: skip
         return [ids] if len(ids) > 1 else []
 
@@ -246,6 +272,8 @@ class Translator:
         `longest_whole`. An ensemble has no attention weights of its own and is refused.
         """
         check_lists(sources=sources, targets=targets)
+        if options.get("split_sentences"):
+            raise InputError("split_sentences: attention is between one source and its target; give a sentence each")
         if (count := len(self.ensemble.modules)) > 1:
             raise InputError(f"workdir: attention weights are those of one model; got {count}; give one run")
         if targets is not None and len(targets) != len(sources):
@@ -315,6 +343,7 @@ def _concatenate(parts: Sequence[Hypothesis], alpha: float) -> Hypothesis:
         num_tokens=num_tokens,
         token_log_probs=[log_prob for part in parts for log_prob in part.token_log_probs],
         finished=all(part.finished for part in parts),
+        parts=len(parts),
     )
 
 
@@ -361,9 +390,13 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
             yield members[start : start + rows], width, rows
 
 
-def check_options(*, max_extra_length: int = 0, constrained: bool = False, **options: Any) -> None:
+def check_options(
+    *, max_extra_length: int = 0, constrained: bool = False, split_sentences: bool = False, **options: Any
+) -> None:
     """Refuses options of `Translator.translate` that make no sense for any task."""
     search = SearchOptions(**options)
+    if not isinstance(split_sentences, bool):
+        raise InputError(f"split_sentences must be True or False; got {shown(split_sentences)}")
     if constrained:
         for name in ("no_repeat_ngram", "min_length"):
             if value := getattr(search, name):

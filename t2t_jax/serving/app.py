@@ -162,8 +162,9 @@ class Demo:
 
 
 def _search(options: Mapping[str, Any]) -> Hashable:
-    """What a search is compiled for: its options but α and the limit on the length."""
-    return _frozen({name: value for name, value in options.items() if name not in ("alpha", "max_extra_length")})
+    """What a search is compiled for: its options but α, the limit on the length and how lines are split."""
+    others = ("alpha", "max_extra_length", "split_sentences")
+    return _frozen({name: value for name, value in options.items() if name not in others})
 
 
 def _frozen(options: Mapping[str, Any]) -> Hashable:

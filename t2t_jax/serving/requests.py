@@ -11,7 +11,9 @@ from t2t_jax.errors import InputError, Range, choice, shown
 from t2t_jax.serving.limits import Limits
 
 # The options of a search that a request may set; the others are those of the run.
-OPTIONS = {"beam_size": 4, "alpha": 0.6, "n_best": 1, "max_extra_length": 50, "constrained": False}
+OPTIONS = {
+    "beam_size": 4, "alpha": 0.6, "n_best": 1, "max_extra_length": 50, "constrained": False, "split_sentences": False,
+}  # fmt: skip
 _MOST_ALPHA = 10
 
 

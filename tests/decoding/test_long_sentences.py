@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from t2t_jax.data.task import TASKS
 from t2t_jax.data.tokenizer import EOS, longest_whole
 from t2t_jax.decoding import batch_shapes
 from t2t_jax.decoding.beam_search import SearchOptions
-from t2t_jax.decoding.long_sentences import cut
+from t2t_jax.decoding.long_sentences import cut, sentences_of
 from t2t_jax.decoding.stream import translate_stream
 from t2t_jax.decoding.translator import Translator, _join
 from t2t_jax.errors import InputError
@@ -64,6 +65,67 @@ LONG = "one two three four five six seven eight one two"
 PARTS = ["one two three four", "five six seven eight", "one two"]
 
 
+LINES = [  # | stands for the end of a sentence and the space after it
+    "",
+    "One.",
+    "He came.|She left!|Why?|Nobody knows…|The end",
+    "a man sleeps.|two dogs run.|the end.",
+    'He said: "Go away!"|She went.|(So it was.)|“Yes.”|Done; really: done.',
+    "Mr. Smith of the U.S. Army met Dr. J. Jones, e.g. on the 3. October, vs. St. Paul in 2014.|Then he left.",
+    "Wait ... what? she asked at 3.15 p.m. and left.",
+    "家は小さい。|「庭は大きい！」|はい。。",
+    "Él vino.|¿Quién?|«Yo.»|Bien.",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_is_split_at_the_ends_of_its_sentences(line):
+    separator = "" if "。" in line else " "
+    assert sentences_of(line.replace("|", separator)) == line.split("|")
+
+
+@pytest.mark.parametrize("text", [".", "。", "。 ", ". ", "one. Two", "一。"])
+def test_a_line_of_a_megabyte_is_split_into_sentences_in_linear_time(text):
+    line = text * (1_000_000 // len(text))
+    assert "".join(sentences_of(line)).replace(" ", "") == line.replace(" ", "")
+
+
+TWO_SENTENCES = "one two three. four five!"
+
+
+def test_split_sentences_translates_the_sentences_of_a_line_as_if_each_were_a_line(translator):
+    options = {"n_best": 2, "max_extra_length": 3}
+    _, found, empty = translator.translate(["two two", TWO_SENTENCES, ""], split_sentences=True, **options)
+    close(_join(translator.translate(["one two three.", "four five!"], **options), 0.6), found)
+    assert {hypothesis.parts for hypothesis in found} == {2} and empty[0].text == "" and empty[0].parts == 1
+    (whole,) = translator.translate([TWO_SENTENCES], **options)
+    assert whole[0].parts == 1 and whole[0].tokens != found[0].tokens
+
+
+def test_each_sentence_begins_with_the_language_code_of_its_line(translator, monkeypatch):
+    seen = []
+    monkeypatch.setattr("t2t_jax.decoding.translator.search_all", lambda _, requests, *__: seen.extend(requests) or ())
+    monkeypatch.setattr("t2t_jax.decoding.translator._join", lambda parts, alpha: [])
+    vocabulary = translator.vocabularies.source
+    code, *_ = vocabulary.encode("one")
+    monkeypatch.setattr("t2t_jax.decoding.long_sentences.LANGUAGE_CODE", re.compile("one"))
+    translator.translate([TWO_SENTENCES], split_sentences=True)
+    assert [request.ids for request in seen] == [
+        vocabulary.encode(text) for text in ("one two three.", "one four five!")
+    ]
+    assert seen[0].ids[0] == code
+
+
+def test_the_sentences_of_a_line_are_not_split_where_the_output_is_of_the_whole(translator):
+    parser = Translator(translator.ensemble, translator.vocabularies, max_length=256, task=TASKS["parsing"])
+    with pytest.raises(InputError, match="split_sentences: an output of this task is of the whole line"):
+        parser.translate([TWO_SENTENCES], split_sentences=True)
+    with pytest.raises(InputError, match="split_sentences: attention is between one source and its target"):
+        translator.attention([TWO_SENTENCES], split_sentences=True)
+    with pytest.raises(InputError, match="split_sentences must be True or False; got 'yes'"):
+        translator.translate([TWO_SENTENCES], split_sentences="yes")
+
+
 def test_a_long_line_is_translated_in_parts_and_changes_no_other_line(short_limits, caplog):
     options = {"n_best": 2, "max_extra_length": 3}
     before, long, after = short_limits.translate(["two two", LONG, "four"], first_line=7, **options)
@@ -94,6 +156,7 @@ def test_line_n_of_the_output_belongs_to_line_n_of_the_input(short_limits, caplo
     translate_stream(short_limits, source, output, output_format="jsonl", max_extra_length=3)
     answers = [json.loads(line) for line in output.getvalue().splitlines()]
     assert [answer["source"] for answer in answers] == ["two two", "", LONG, "four"]
+    assert [answer["hypotheses"][0].get("parts") for answer in answers] == [None, None, 3, None]
     assert "line 3: 11 subwords" in caplog.text
 
 

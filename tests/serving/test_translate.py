@@ -9,7 +9,7 @@ import pytest
 from t2t_jax.decoding.stream import translate_stream
 from tests.serving.conftest import DEFAULTS, served
 
-SENTENCES = ["one two", "three", "four five six seven", "eight one"]
+SENTENCES = ["one two", "three", "four five six seven", "eight. one"]
 OTHER = {"beam_size": 3, "n_best": 3, "alpha": 1}
 
 
@@ -32,7 +32,7 @@ def assert_same(answer, wanted):
             assert ours[name] == (pytest.approx(value, abs=1e-4) if is_number else value)
 
 
-@pytest.mark.parametrize("options", [{}, {**OTHER, "max_extra_length": 2}])
+@pytest.mark.parametrize("options", [{}, {**OTHER, "max_extra_length": 2}, {"split_sentences": True}])
 def test_the_answer_is_that_of_the_command_line(client, translator, options):
     wanted = command_line(translator, SENTENCES, **options)
     status, answer = client.post({"source": SENTENCES, **options})
@@ -86,6 +86,7 @@ def test_a_hundred_parallel_requests_are_all_answered_as_if_alone(client, transl
         (b'{"source": "one", "alpha": NaN}', "alpha must be finite"),
         ({"source": "one", "max_extra_length": 513}, "max_extra_length must be at least 0 and at most 512"),
         ({"source": "one", "constrained": 1}, "constrained must be true or false; got 1"),
+        ({"source": "one", "split_sentences": "yes"}, "split_sentences must be true or false; got 'yes'"),
         ({"source": "one", "constrained": True}, "constrained: this task has no grammar"),
         ({"source": "one", "workdir": "/etc"}, "unknown value 'workdir'"),
     ],
@@ -133,5 +134,8 @@ def test_the_info_holds_the_options_of_the_run_and_the_limits(client):
     status, headers, content = client.request("GET", "/info")
     info = json.loads(content)
     assert status == 200 and headers["content-type"] == "application/json"
-    assert info["options"] == {**DEFAULTS, "n_best": 1, "constrained": False} and info["run"] == "tiny"
+    assert (
+        info["options"] == {**DEFAULTS, "n_best": 1, "constrained": False, "split_sentences": False}
+        and info["run"] == "tiny"
+    )
     assert info["limits"]["sentences"] == 32 and info["has_attention"] and not info["has_trees"]
