@@ -243,7 +243,7 @@ def new_folder(field: str, path: str | Path) -> Iterator[Path]:
             raise InputError(f"{field}: {path} exists and is not an empty folder; choose a new one")
         partial = folder.with_name(folder.name + ".partial")
         made = [parent for parent in partial.parents if not parent.exists()]
-    with signals.cleanup(functools.partial(_remove_folder, partial, made)):
+    with signals.cleanup(functools.partial(remove_folder, partial, made)):
         with _folder_errors(field, path):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -252,12 +252,12 @@ def new_folder(field: str, path: str | Path) -> Iterator[Path]:
             os.replace(partial, folder)
 
 
-def _remove_folder(partial: Path, parents: list[Path]) -> None:
-    """Removes a folder, and those of `parents` that are then empty."""
+def remove_folder(folder: Path, parents: Sequence[Path] = ()) -> None:
+    """Removes a folder in which another thread may be writing, and those of `parents` that are then empty."""
     for _ in range(_ATTEMPTS):
-        if not partial.is_dir():
+        if not folder.is_dir():
             break
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
     for parent in parents:
         with contextlib.suppress(OSError):  # it is not empty, as it should be if nothing failed
             parent.rmdir()

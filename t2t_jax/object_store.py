@@ -7,10 +7,9 @@ other files and deleted before them. A unit without one is what an interrupted u
 """
 
 import contextlib
+import functools
 import os
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,8 +19,8 @@ from absl import logging
 
 from t2t_jax import signals
 from t2t_jax.errors import InputError, InterruptedRun, on_one_line, shown
-from t2t_jax.files import is_url
-from t2t_jax.temporary_folders import standing_for
+from t2t_jax.files import folder_lock, is_url, remove_folder
+from t2t_jax.temporary_folders import standing_for, temporary_folder
 
 _MANIFEST = "manifest.json"
 _WHOLE = re.compile("")  # the unit is the folder itself
@@ -48,10 +47,10 @@ class Stamp(NamedTuple):
 @contextlib.contextmanager
 def local_copy(field: str, url: str) -> Iterator[Path]:
     """A temporary folder that stands for `url`: errors raised in the block name the URL, not the folder."""
-    directory = tempfile.mkdtemp(prefix="t2t_jax_")
-    folder = Path(directory) / url.rstrip("/").rpartition("/")[2]
-    with signals.cleanup(lambda: shutil.rmtree(directory, ignore_errors=True)), standing_for(folder, url):
-        yield folder
+    with temporary_folder() as directory:
+        folder = directory / url.rstrip("/").rpartition("/")[2]
+        with standing_for(folder, url):
+            yield folder
 
 
 class RemoteFolder:
@@ -228,12 +227,16 @@ def mirrored(field: str, directory: str, folder: Path) -> Iterator[None]:
         return RemoteFolder(field, f"{directory.rstrip('/')}/{folder.name}", copy, _WHOLE)
 
     is_there = bool(remote(folder).names())
-    if is_there and not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".download_") as temporary:
-            copy = Path(temporary) / folder.name
-            remote(copy).download()
-            with contextlib.suppress(OSError):  # another process was faster
+    work = folder.with_name(f".{folder.name}.download")
+    if is_there and (work.exists() or not folder.exists()):  # a killed process leaves it, unlocked
+        with (
+            folder_lock(work, f"another process downloads {folder.name}, to {work}"),
+            signals.cleanup(functools.partial(remove_folder, work)),
+        ):
+            if not folder.exists():
+                copy = work / folder.name
+                remove_folder(copy)
+                remote(copy).download()
                 os.rename(copy, folder)
     yield
     if not is_there:

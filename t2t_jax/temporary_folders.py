@@ -1,12 +1,24 @@
-"""Temporary folders that stand for what the user named: a URL, or a model in another system's format."""
+"""Temporary folders, and those that stand for what the user named: a URL, or a model in another system's format."""
 
 import contextlib
+import functools
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from t2t_jax import signals
 from t2t_jax.errors import StopError
+from t2t_jax.files import remove_folder
 
 _originals: dict[str, str] = {}  # of the temporary folders that are open
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A new folder, deleted at the end of the block, also when a signal ends the process."""
+    folder = Path(tempfile.mkdtemp(prefix="t2t_jax_"))
+    with signals.cleanup(functools.partial(remove_folder, folder)):
+        yield folder
 
 
 def original_of(path: str | Path) -> str:

@@ -8,13 +8,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LEVELS = {
-    "t2t_jax.errors": -3,
+    "t2t_jax.errors": -4,
     "t2t_jax.command_line": 0,
-    "t2t_jax.signals": -2,
+    "t2t_jax.signals": -3,
     "t2t_jax.slurm": 0,
     "t2t_jax.peers": -1,
     "t2t_jax.event_file": 0,
-    "t2t_jax.files": -1,
+    "t2t_jax.files": -2,
     "t2t_jax.object_store": 0,
     "t2t_jax.huge_pages": 0,
     "t2t_jax.progress_bar": 0,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from t2t_jax import object_store
 from t2t_jax.errors import InputError, InterruptedRun
+from t2t_jax.files import folder_lock
 from t2t_jax.object_store import RemoteFolder, local_copy, mirrored
 from t2t_jax.remote_run import local_run, needed_to_read
 from t2t_jax.temporary_folders import original_of
@@ -341,6 +343,29 @@ def test_a_store_is_made_once_and_taken_from_there_by_others(tmp_path, interrupt
                 (folder / "manifest.json").write_text("all")
         assert files_in(folder) == {"ids": "made by the first", "manifest.json": "all"}
     assert not list((tmp_path / "second").glob(".*"))
+
+
+def test_what_a_killed_download_leaves_is_removed_and_a_running_one_is_waited_for(tmp_path, capsys):
+    MemoryFileSystem().pipe({f"/bucket/data/store/{name}": b"whole" for name in ("ids", "manifest.json")})
+    left = tmp_path / ".store.download" / "store"
+    left.mkdir(parents=True)
+    (left / "older").write_text("half")
+
+    def use():
+        with mirrored("data.directory", "memory://bucket/data", tmp_path / "store"):
+            found.append(files_in(tmp_path / "store"))
+
+    found, thread = [], threading.Thread(target=use)
+    with folder_lock(left.parent):
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive() and not found and list(left.iterdir()), "it may be in use"
+    thread.join(60)
+    left.mkdir(parents=True)  # of another process, killed after this one had begun to wait
+    use()
+    assert found == [{"ids": "whole", "manifest.json": "whole"}] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+    assert "another process downloads store, to " in capsys.readouterr().err
 
 
 def test_a_store_without_a_manifest_is_made_and_uploaded_again(tmp_path):

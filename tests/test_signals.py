@@ -183,6 +183,51 @@ def test_a_stopped_export_or_import_leaves_nothing_behind(tmp_path, program):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+# These write into a folder that nobody has named.
+OPEN_MARIAN = """
+from pathlib import Path
+from t2t_jax import signals
+from t2t_jax.interop import from_marian, imported
+
+def write(path, folder):
+    folder.mkdir()
+    (folder / "weights").write_text("half")
+    {sleep}
+
+imported.is_marian = lambda path: True
+from_marian.from_marian = write
+signals.watch()
+with imported.run_folders("model"):
+    pass
+"""
+DOWNLOAD = """
+from pathlib import Path
+from fsspec.implementations.memory import MemoryFileSystem
+from t2t_jax import signals
+from t2t_jax.object_store import mirrored
+
+def get(system, names, paths):
+    Path(paths[0]).write_text("half")
+    {sleep}
+
+MemoryFileSystem().pipe("/bucket/store/manifest.json", b"all")
+MemoryFileSystem.get = get
+signals.watch()
+with mirrored("data.directory", "memory://bucket", Path("{folder}/store")):
+    pass
+"""
+
+
+@pytest.mark.parametrize("program", [OPEN_MARIAN, DOWNLOAD], ids=["open", "download"])
+def test_a_stopped_reader_leaves_no_temporary_folder_behind(tmp_path, monkeypatch, program):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = run(program.format(folder=tmp_path, sleep=SLEEP_IN_C))
+    assert [path.read_text() for path in tmp_path.rglob("*") if path.is_file()] == ["half"]
+    process.send_signal(TERM)
+    assert process.wait(5) == 3, process.stderr.read()
+    assert not list(tmp_path.iterdir())
+
+
 # --- main.py -----------------------------------------------------------------------------------------------
 
 

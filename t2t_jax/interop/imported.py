@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
 from t2t_jax.remote_run import local_runs, needed_to_read
 from t2t_jax.run_folder import RunFolder
-from t2t_jax.temporary_folders import standing_for
+from t2t_jax.temporary_folders import standing_for, temporary_folder
 
 
 def write_run(
@@ -70,10 +69,10 @@ def run_folders(workdir: str | Path, step: int | str | None = None) -> Iterator[
 
     with contextlib.ExitStack() as stack:
         paths = stack.enter_context(local_runs(str(workdir), needed_to_read(step))).split(",")
-        temporary = stack.enter_context(tempfile.TemporaryDirectory())
+        temporary = stack.enter_context(temporary_folder())
         for index, path in enumerate(paths):
             if is_marian(path):
-                folder = Path(temporary, str(index), Path(path).resolve().name)  # of "." and ".." too
+                folder = temporary / str(index) / Path(path).resolve().name  # of "." and ".." too
                 folder.parent.mkdir()
                 from_marian(path, folder)
                 stack.enter_context(standing_for(folder, path))
