@@ -13,6 +13,7 @@ import lzma
 import os
 import re
 import shutil
+import socket
 import stat
 import sys
 import zlib
@@ -163,13 +164,16 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file atomically; a pipe or a device is written to in place, not replaced by a file."""
+    """Writes a file atomically, also when several processes do at once; pipes and devices are written to in place."""
     if _is_special(path):
         path.write_bytes(content)
         return
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

@@ -1,6 +1,7 @@
 import io
 import json
 import multiprocessing
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from t2t_jax import files
 from t2t_jax.errors import InputError
-from t2t_jax.files import folder_lock, read_json, read_lines, single_line, write_json, write_lines
+from t2t_jax.files import folder_lock, read_json, read_lines, single_line, write_bytes, write_json, write_lines
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
@@ -74,6 +75,21 @@ def _remove_in_turn(folder: Path) -> None:
             assert not list(folder.iterdir())
             (folder / "held").touch(exist_ok=False)
             shutil.rmtree(folder)
+
+
+def test_processes_that_write_one_file_at_once_do_not_truncate_each_other(tmp_path, monkeypatch):
+    """The second process writes while the first is about to rename what it has written."""
+    replace = os.replace
+
+    def interrupted(source, target):
+        monkeypatch.setattr(os, "replace", replace)
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        write_bytes(target, b"second")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    write_bytes(tmp_path / "file", b"first")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"first"}
 
 
 def test_a_folder_whose_holder_removes_it_is_locked_by_one_process_at_a_time(tmp_path):
