@@ -350,6 +350,13 @@ def refuse_unused(args: flags.FlagValues) -> None:
         raise InputError(f"--n_best={args.n_best} needs --output_format=jsonl; text has one translation a line")
 
 
+def expand_users(args: flags.FlagValues) -> None:
+    """Puts the home folder for a leading ~ into the paths of runs, which the shell leaves in --workdir=~/RUN."""
+    for name in ("workdir", "init_from"):
+        if args[name].value:
+            args[name].value = ",".join(map(os.path.expanduser, args[name].value.split(",")))
+
+
 def required(args: flags.FlagValues, name: str) -> Any:
     """The value of a flag that this mode requires."""
     if args[name].value in (None, ""):
@@ -398,6 +405,7 @@ def main(argv: list[str]) -> int:
             print(__doc__, args.get_help(include_special_flags=False), sep="\n")
         else:
             refuse_unused(args)
+            expand_users(args)
             MODES[args.mode](args)
 
     return exit_code_of(run)

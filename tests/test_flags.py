@@ -55,6 +55,17 @@ def test_a_flag_that_the_mode_does_not_use_is_refused(mode):
         parse(f"--mode={mode}", f"--{name}={values.get(name, '1')}")
 
 
+def test_a_leading_tilde_in_the_path_of_a_run_is_the_home_folder(monkeypatch):
+    """Shells leave it in --workdir=~/run."""
+    monkeypatch.setenv("HOME", "/home/me")
+    args = parse("--mode=translate", "--workdir=~/a,s3://bucket/~/b,~/c,d/~")
+    main.expand_users(args)
+    assert args.workdir == "/home/me/a,s3://bucket/~/b,/home/me/c,d/~"
+    args = parse(QUICKSTART, "--workdir=~/a", "--init_from=~/b")
+    main.expand_users(args)
+    assert (args.workdir, args.init_from) == ("/home/me/a", "/home/me/b")
+
+
 def test_a_preset_changes_all_fields_but_those_of_flags():
     config = main.config_of(parse(QUICKSTART, "--preset=gpu", "--config.train.dtype=float32"))
     assert config.evaluate.dtype == "bfloat16" and config.data.packing

@@ -53,6 +53,7 @@ def run(tmp_path_factory):
         (["--config", "configs/quickstart.py"], "--mode=train needs --workdir"),
         (["--config"], "Missing value for flag --config"),
         ([QUICKSTART, "--config=configs/base_ende.py"], "--config is given 2 times"),
+        ([QUICKSTART, "--workdir=WORK/lr=1,seed=2"], "seed=2: a comma separates the runs of an ensemble; give a path"),
         ([QUICKSTART, "--workdir="], "--mode=train needs --workdir"),
         (["--flagfile=/none"], "--flagfile=/none: no such flag"),
         ([QUICKSTART, "--workdir=WORK", "--config.decode.alpha=nan"], "decode.alpha must be finite, at least 0"),

@@ -40,6 +40,8 @@ def train(
     `profile_steps` are the first and the last step of a trace in `workdir`/profile. Without a checkpoint, training
     starts from the weights of the run `init_from`, if that is given.
     """
+    if "," in workdir:
+        raise InputError(f"workdir: {workdir}: a comma separates the runs of an ensemble; give a path without one")
     if not init_from:
         check(config)
     if is_url(workdir) and jax.process_count() > 1:
