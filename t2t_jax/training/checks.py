@@ -64,6 +64,7 @@ def check(config: ConfigDict) -> None:
         allowed.check(field, config[section][name])
     check_data(config)
     check_model(config)
+    check_r_drop(config)
     check_machine(config)
     check_decoding(config)
     choice("optimizer.name", config.optimizer.name, OPTIMIZERS)
@@ -112,6 +113,15 @@ def check_model(config: ConfigDict) -> None:
         )
 
 
+def check_r_drop(config: ConfigDict) -> None:
+    """Refuses to compare two passes that are equal, as there is no dropout."""
+    if config.train.r_drop and not (config.model.dropout or config.model.attention_dropout):
+        raise InputError(
+            f"train.r_drop={config.train.r_drop} needs model.dropout or model.attention_dropout above 0; without, it "
+            "doubles the time of a step and changes nothing"
+        )
+
+
 def check_machine(config: ConfigDict) -> None:
     """Refuses ways to use the devices that exclude each other."""
     engine, parallel, heads = config.machine.engine, config.machine.model_parallel, config.model.num_heads
@@ -134,6 +144,11 @@ def check_machine(config: ConfigDict) -> None:
                     f"machine.fused_attention=True needs model.{field}={computed}, which is all that the fused kernel "
                     f"computes; got {value}. Change it, or set machine.fused_attention=False"
                 )
+    if engine == "pmap" and config.machine.memory_gib:
+        raise InputError(
+            f"machine.memory_gib={config.machine.memory_gib} needs machine.engine='jit'; with pmap, set the number of "
+            "microbatches by train.accumulate"
+        )
     if engine == "pmap" and config.machine.shard_state:
         raise InputError("machine.shard_state=True needs machine.engine='jit'; pmap keeps the state whole everywhere")
 

@@ -63,6 +63,15 @@ def test_a_nonsensical_value_is_refused_with_its_field_and_what_would_work(field
         check(changed(**{field.replace(".", "__"): value}))
 
 
+def test_options_that_would_change_nothing_are_refused():
+    with pytest.raises(InputError, match=r"train.r_drop=5.0 needs model.dropout or model.attention_dropout above 0"):
+        check(changed(train__r_drop=5.0, model__dropout=0.0))
+    for dropout in ("model__dropout", "model__attention_dropout"):
+        check(changed(**{"train__r_drop": 5.0, "model__dropout": 0.0, dropout: 0.1}))
+    with pytest.raises(InputError, match=r"machine.memory_gib=2.0 needs machine.engine='jit'"):
+        check(changed(machine__engine="pmap", machine__memory_gib=2.0))
+
+
 def test_the_smallest_and_the_largest_seed_make_keys_and_plans():
     for seed in (0, 2**32 - 1):
         check(changed(train__seed=seed))
