@@ -93,6 +93,10 @@ class StoreSettings:
                 f"data.segmentations={self.segmentations}: the targets of data.task={self.task} are whole symbols, "
                 "which are segmented in one way; give 1"
             )
+        if self.segmentations > 1 and self.vocab_kind != "bpe" and self._trains_subwords:
+            raise InputError(
+                f"data.segmentations={self.segmentations}: several need data.vocab_kind=bpe; got {self.vocab_kind}"
+            )
         for field in ("vocabulary", "source_vocabulary"):
             path = getattr(self, field)
             if path and not Path(path).is_file():
@@ -102,6 +106,11 @@ class StoreSettings:
     def is_joint(self) -> bool:
         """Whether source and target share one vocabulary."""
         return not (self.source_vocabulary or self.source_vocab_size)
+
+    @property
+    def _trains_subwords(self) -> bool:
+        """Whether a vocabulary of `vocab_kind` is trained."""
+        return not self.vocabulary or bool(self.source_vocab_size and not self.source_vocabulary)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "StoreSettings":

@@ -143,6 +143,12 @@ def test_what_has_one_segmentation_is_refused(corpus, tmp_path, fields, error):
         prepare(corpus, dataclasses.replace(THREE, **fields), tmp_path)
 
 
+def test_a_unigram_vocabulary_is_refused_before_it_is_trained():
+    with pytest.raises(InputError, match="data.segmentations=3: several need data.vocab_kind=bpe; got unigram"):
+        dataclasses.replace(THREE, vocab_kind="unigram")
+    dataclasses.replace(THREE, vocab_kind="unigram", vocabulary=__file__)  # none is trained
+
+
 def test_other_vocabularies_than_bpe_are_refused(tokenizer):
     for model in (train_symbols(TEXTS, 30), train_vocabulary(TEXTS, 280, kind="unigram")):
         with pytest.raises(InputError, match="data.segmentations: several need a BPE vocabulary"):
