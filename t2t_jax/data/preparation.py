@@ -223,6 +223,8 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
     made_from["cleaning"] = {name: x for name, x in made_from["cleaning"].items() if x or name not in _LATER_RULES}
     if _trains_symbols(settings):
         made_from["target_symbols"] = True
+    if settings.segmentations == 1:
+        made_from.pop("bpe_dropout", None)  # nothing is drawn
     if corpus.texts:
         made_from["texts"] = len(corpus.texts)  # their sizes are kept; in earlier stores they are not
     if (settings.vocabulary or settings.source_vocabulary) and settings.cleaning.normalizes:

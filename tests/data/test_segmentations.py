@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from t2t_jax.data import shards
 from t2t_jax.data.cleaning import Rules
 from t2t_jax.data.corpora import read_corpus
-from t2t_jax.data.preparation import prepare
+from t2t_jax.data.preparation import _key, prepare
 from t2t_jax.data.ready_vocabulary import model_of_merges
 from t2t_jax.data.tokenizer import EOS, Tokenizer, train_symbols, train_vocabulary
 from t2t_jax.errors import InputError
@@ -147,6 +147,12 @@ def test_a_unigram_vocabulary_is_refused_before_it_is_trained():
     with pytest.raises(InputError, match="data.segmentations=3: several need data.vocab_kind=bpe; got unigram"):
         dataclasses.replace(THREE, vocab_kind="unigram")
     dataclasses.replace(THREE, vocab_kind="unigram", vocabulary=__file__)  # none is trained
+
+
+def test_with_one_segmentation_the_rate_of_dropout_changes_no_store(corpus):
+    keys = {_key(corpus, dataclasses.replace(SETTINGS, bpe_dropout=rate)) for rate in (0.1, 0.2)}
+    assert len(keys) == 1
+    assert len({_key(corpus, dataclasses.replace(THREE, bpe_dropout=rate)) for rate in (0.1, 0.2)}) == 2
 
 
 def test_other_vocabularies_than_bpe_are_refused(tokenizer):
