@@ -23,7 +23,17 @@ from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.shards import SHARD_SIZE, Encoding, chunks, join_shards, write_shards
-from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE, TASKS, Task, Vocabularies, task_of
+from t2t_jax.data.task import (
+    JOINT_FILE,
+    SOURCE_FILE,
+    TARGET_FILE,
+    TASKS,
+    Task,
+    Vocabularies,
+    is_built_in,
+    own_preprocessing,
+    task_of,
+)
 from t2t_jax.data.token_store import SIDES, TokenStore
 from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, train_symbols, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
@@ -135,6 +145,7 @@ def open_store(data: Mapping[str, Any], on_slurm: Mapping[str, str] | None = Non
             raise InputError(
                 f"data.directory={data['directory']}: --launcher=slurm needs a folder that its nodes share"
             )
+        _check_jobs_know(data["task"], data["corpus"])
         slurm.check_array(on_slurm)
     corpus, directory = _corpus_of(data), local_directory(data["directory"])
 
@@ -144,6 +155,17 @@ def open_store(data: Mapping[str, Any], on_slurm: Mapping[str, str] | None = Non
 
     with mirrored("data.directory", data["directory"], _store_folder(corpus, settings, directory)):
         return prepare(corpus, settings, directory, None if on_slurm is None else write_by_jobs)
+
+
+def _check_jobs_know(task: str, corpus: str) -> None:
+    """Refuses what a user's script has entered in `TASKS` or `CORPORA`: a job imports this package alone."""
+    reader = TASKS[task].corpora.get(corpus)
+    reader = getattr(reader, "func", reader)
+    if not is_built_in(task) or (reader and not reader.__module__.startswith("t2t_jax.")):
+        raise InputError(
+            f"--launcher=slurm: its jobs know the tasks and corpora of t2t_jax alone, not data.task={task} with "
+            f"data.corpus={corpus}; leave it out, to prepare the corpus on this machine"
+        )
 
 
 def local_directory(directory: str) -> Path:
@@ -223,6 +245,8 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
     made_from["cleaning"] = {name: x for name, x in made_from["cleaning"].items() if x or name not in _LATER_RULES}
     if _trains_symbols(settings):
         made_from["target_symbols"] = True
+    if functions := own_preprocessing(settings.task):
+        made_from["preprocessing"] = functions
     if settings.segmentations == 1:
         made_from.pop("bpe_dropout", None)  # nothing is drawn
     if corpus.texts:

@@ -5,12 +5,16 @@ Translation is one task; constituency parsing (§6.3) and users' own are others.
 
     TASKS["summarization"] = Task(corpora={"files": corpora.files}, metric="bleu")
 
-Its functions must be defined at module level: they are pickled for the worker processes that prepare a corpus.
+Its functions must be defined at module level: they are pickled for the worker processes that prepare a corpus. The
+source of its preprocessing functions, but not of what they call, is part of the key of a prepared corpus: where that
+changes, give another `data.directory`.
 """
 
 import dataclasses
 import functools
 import hashlib
+import inspect
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +87,35 @@ TASKS: dict[str, Task] = {
         grammar="trees_in_order",
     ),
 }
+
+
+_BUILT_IN = dict(TASKS)  # a user's script fills `TASKS` later
+
+
+def is_built_in(name: str) -> bool:
+    """Whether `TASKS` has this package's own task of this name."""
+    return TASKS[name] is _BUILT_IN.get(name)
+
+
+def own_preprocessing(name: str) -> list[str]:
+    """What identifies the preprocessing of a user's own task; nothing for texts as they are and for built-in tasks."""
+    functions = (TASKS[name].preprocess_source, TASKS[name].preprocess_target)
+    if is_built_in(name) or functions == (_same_text, _same_text):
+        return []
+    return [_version(function) for function in functions]
+
+
+def _version(function: Callable) -> str:
+    """What changes with a function: its source, or the bytecode where that is unknown; and what `partial` binds."""
+    if isinstance(function, functools.partial):
+        return _version(function.func) + pickle.dumps((function.args, function.keywords)).hex()
+    try:
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        if (code := getattr(function, "__code__", None)) is None:
+            return pickle.dumps(function).hex()
+        constants = [x for x in code.co_consts if not inspect.iscode(x)]
+        return f"{code.co_code.hex()} {code.co_names} {constants}"
 
 
 def task_of(data: Mapping[str, Any]) -> Task:

@@ -3,7 +3,9 @@
 import pytest
 
 from t2t_jax.data import preparation
+from t2t_jax.data.corpora import CORPORA
 from t2t_jax.data.preparation import open_store
+from t2t_jax.data.task import TASKS, Task
 from t2t_jax.errors import InputError
 from tests.runs import tiny_config
 
@@ -33,6 +35,16 @@ def test_mistakes_in_the_resources_are_found_before_the_corpus_is_read(tmp_path,
     monkeypatch.setattr(preparation, "read_corpus", lambda *_: pytest.fail("the corpus was read"))
     with pytest.raises(InputError, match=message):
         open_store(tiny_config(tmp_path).data.to_dict(), options)
+
+
+def test_what_a_users_script_has_entered_is_refused_as_jobs_do_not_know_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "read_corpus", lambda *_: pytest.fail("the corpus was read"))
+    monkeypatch.setitem(TASKS, "mine", Task(CORPORA, "bleu"))
+    monkeypatch.setitem(CORPORA, "mine", lambda *_: None)
+    for name in ("task", "corpus"):
+        data = tiny_config(tmp_path).data.to_dict() | {name: "mine"}
+        with pytest.raises(InputError, match=f"--launcher=slurm: .*data.{name}=mine.*prepare the corpus on this mach"):
+            open_store(data, {"time": "60"})
 
 
 def test_the_vocabulary_outlives_refused_jobs(tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 import concurrent.futures
 import dataclasses
+import functools
 import time
 
 import numpy as np
@@ -9,6 +10,7 @@ from t2t_jax.data import preparation, shards
 from t2t_jax.data.cleaning import Rules
 from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.preparation import StoreSettings, draw, open_store, prepare
+from t2t_jax.data.task import TASKS, Task
 from t2t_jax.data.token_store import TokenStore
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.files import folder_lock, read_object, write_object
@@ -47,6 +49,46 @@ def test_a_second_preparation_opens_the_existing_store(corpus, tmp_path):
     assert (again.directory / "train.source.ids").stat().st_mtime_ns == written
     other = prepare(corpus, dataclasses.replace(SETTINGS, max_length=4), tmp_path / "stores")
     assert other.directory != first.directory and other.fingerprint != first.fingerprint
+
+
+def shout(text):
+    return text.upper() + "!"
+
+
+def ask(text):
+    return text.upper() + "?"
+
+
+WITHOUT_SOURCE = {}
+for mark in "!?":
+    exec(f"WITHOUT_SOURCE[{mark!r}] = lambda text: text.upper() + {mark!r}")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (shout, ask),
+        (functools.partial(str.replace, "a"), functools.partial(str.replace, "b")),
+        (WITHOUT_SOURCE["!"], WITHOUT_SOURCE["?"]),
+    ],
+)
+def test_an_edited_task_of_the_users_own_has_another_store(corpus, monkeypatch, before, after):
+    """Else the model would be trained on what the function made before."""
+
+    def key(**changes):
+        monkeypatch.setitem(TASKS, "mine", Task({}, "bleu", **changes))
+        return preparation._key(corpus, dataclasses.replace(SETTINGS, task="mine"))
+
+    assert len({key(), key(preprocess_target=before), key(preprocess_target=after)}) == 3
+    assert key(preprocess_source=before) != key(preprocess_target=before) == key(preprocess_target=before)
+
+
+def test_the_stores_of_built_in_tasks_keep_their_names(corpus):
+    parsing = dataclasses.replace(SETTINGS, task="parsing_in_order", source_vocab_size=300)
+    assert [preparation._key(corpus, settings) for settings in (SETTINGS, parsing)] == KEYS
+
+
+KEYS = ["aeedfaba2f38", "ff9569067cea"]
 
 
 def test_dropped_training_pairs_are_counted_and_held_out_pairs_are_never_dropped(tmp_path):
