@@ -19,6 +19,7 @@ import t2t_jax
 from benchmarks.tiny_experiment import FAST_COMPILATION
 from t2t_jax import signals
 from t2t_jax.checkpoints import Checkpoints, average_run
+from t2t_jax.data.batching import Batches
 from t2t_jax.errors import DamagedError, InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import evaluate_run
 from t2t_jax.files import read_object, sha256
@@ -270,6 +271,16 @@ def test_a_run_with_some_damaged_checkpoints_still_completes(finished, caplog):
     assert result["averaged_steps"] == [2, 6] and "checkpoint 4 is damaged" in caplog.text
     sums = read_object(finished / "run/result.json")["sha256"]
     assert len(sums) == 4 and all(sha256(finished / "run" / name) == expected for name, expected in sums.items())
+
+
+def test_other_batches_for_the_same_seed_are_reported_when_a_run_resumes(finished, caplog, monkeypatch):
+    """As another version of NumPy may give."""
+    train(tiny_config(finished, train__train_steps=7), str(finished / "run"))
+    assert "orders the corpus differently" not in caplog.text
+    plan = Batches._plan
+    monkeypatch.setattr(Batches, "_plan", lambda batches, epoch: plan(batches, epoch + 100))
+    train(tiny_config(finished, train__train_steps=8), str(finished / "run"))
+    assert "step 7 had other pairs than are now planned for it" in caplog.text
 
 
 def test_the_same_text_elsewhere_is_the_same_run(tmp_path):

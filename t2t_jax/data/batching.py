@@ -100,6 +100,13 @@ class Batches:
         is_pair = pairs < len(self._sources)  # and not an empty slot
         return pairs[is_pair], rows[is_pair]
 
+    def pairs_checksum(self, step: int) -> int:
+        """The CRC-32 of the pairs of batch `step`. It tells whether a seed still gives the same batches.
+
+        NumPy does not promise the random numbers of a seed from version to version.
+        """
+        return zlib.crc32(np.ascontiguousarray(self.pairs(step)[0]))
+
     def lengths(self, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The source lengths and the target lengths of these pairs, without reading them."""
         return self._sources.lengths_of(pairs), self._targets.lengths_of(pairs)

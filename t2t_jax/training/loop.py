@@ -26,7 +26,7 @@ from t2t_jax.training.fine_tuning import Pretrained, starting_point
 from t2t_jax.training.profiler import Profiler
 from t2t_jax.training.progress import IN_FLIGHT, Progress
 from t2t_jax.training.result import finish, made_on
-from t2t_jax.training.setup import Experiment, compile_step, make_translator, restore_or_init, say, set_up
+from t2t_jax.training.setup import LAST_PAIRS, Experiment, compile_step, make_translator, restore_or_init, say, set_up
 from t2t_jax.training.train_step import TrainState
 from t2t_jax.training.watchdog import Watchdog
 
@@ -151,7 +151,7 @@ def save(
     with progress.phase("save"):
         totals = progress.totals()
         check_state(state, experiment.mesh, {"step": step, "batches": totals["pairs_crc32"]})
-        metadata = experiment.lineage | {"progress": totals}
+        metadata = experiment.lineage | {"progress": totals, LAST_PAIRS: experiment.batches.pairs_checksum(step - 1)}
         checkpoints.save(step, state.params, state.optimizer, metadata, provisional=provisional)
         run.note_saved(step)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from absl import logging
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -30,6 +31,8 @@ from t2t_jax.training.fine_tuning import Pretrained
 from t2t_jax.training.loss import label_smoothed_loss
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 from t2t_jax.training.train_step import TrainState, init_state, train_step
+
+LAST_PAIRS = "last_pairs_crc32"  # of the last batch before a checkpoint, in its metadata
 
 
 class Experiment(NamedTuple):
@@ -146,6 +149,7 @@ def restore_or_init(
         if found.metadata.get(name) != value:
             raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")
     _check_start(found, run, start)
+    _check_plan(found, experiment)
     say(f"resuming from step {found.step:,}")
     step = jax.device_put(jnp.asarray(found.step, jnp.int32), layout.step)
     return TrainState(step, found.params, found.optimizer), found.metadata["progress"]
@@ -159,6 +163,19 @@ def _check_start(found: Checkpoint, run: RunFolder, start: Pretrained | None) ->
         raise InputError(
             f"--init_from={start.path}: {run.path} has started from {before or 'random weights'} and would be resumed; "
             f"{advice}, or another --workdir"
+        )
+
+
+def _check_plan(found: Checkpoint, experiment: Experiment) -> None:
+    """Warns where the last batch before the checkpoint would now be another one."""
+    before = found.metadata.get(LAST_PAIRS)  # earlier versions did not save it
+    if before is None or found.step >= experiment.config.train.train_steps:  # no batch is to come
+        return
+    if experiment.batches.pairs_checksum(found.step - 1) != before:
+        logging.warning(
+            "step %d had other pairs than are now planned for it: this version of t2t_jax or NumPy orders the corpus "
+            "differently, so that until the end of the epoch pairs are repeated or left out",
+            found.step,
         )
 
 
