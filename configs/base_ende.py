@@ -28,7 +28,7 @@ def get_config() -> ml_collections.ConfigDict:
     model.attention = "dot_product"  # Eq. 1 (§3.2.1); an entry of ATTENTIONS in t2t_jax/model/attention.py
     model.attention_dropout = 0.0  # on the attention weights; none in the paper
     model.attention_window = 0  # r: self-attention to positions within r/2 (Table 1, restricted); 0: to all
-    model.positions = "sinusoidal"  # (§3.5); or 'learned' (row E), 't2t' (the paper's code)
+    model.positions = "sinusoidal"  # (§3.5); or 'learned' (row E), 't2t' (the paper's code); POSITIONS in layers.py
     model.max_positions = 256  # number of learned positions
     model.norm = "post"  # LayerNorm(x + Sublayer(x)) (§3.1); or 'pre': x + Sublayer(LayerNorm(x))
     model.attention_bias = False  # of the attention projections

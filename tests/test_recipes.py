@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +16,7 @@ from t2t_jax.data.task import TASKS, Task
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.model.attention import ATTENTIONS
+from t2t_jax.model.layers import POSITIONS
 from t2t_jax.training.loop import train
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 from tests import tiny
@@ -71,15 +73,37 @@ def test_an_attention_variant(monkeypatch):
         return jnp.einsum("bhts,bhsv->bhtv", dropout(weights).astype(value.dtype), value)
 
     monkeypatch.setitem(ATTENTIONS, "mean", mean)
+    assert_decodes_as_it_reads(tiny.model(attention="mean"))
+
+
+def assert_decodes_as_it_reads(model):
+    """The cached steps compute what the full pass does, which is not what the usual model computes."""
     inputs, targets = tiny.sentences([S, 3], S), tiny.sentences([T, 4], T, seed=1)
-    model, usual = tiny.model(attention="mean"), tiny.model()
     variables = tiny.variables(model)
     logits = tiny.apply(model, variables, inputs, targets)
-    assert not np.allclose(logits, tiny.apply(usual, variables, inputs, targets))
+    assert not np.allclose(logits, tiny.apply(tiny.model(), variables, inputs, targets))
     shifted, cache = jnp.pad(targets[:, :-1], ((0, 0), (1, 0))), start_decoding(model, variables, inputs, 1, T)
     for t in range(T):
         step_logits, cache = step(model, variables, shifted[:, t : t + 1], t, cache)
         np.testing.assert_allclose(step_logits[:, 0], logits[:, t], atol=1e-4)
+
+
+def test_a_positional_encoding(monkeypatch):
+    """One without parameters, for any d_model, and one with."""
+
+    class Ramp(nn.Module):
+        @nn.compact
+        def __call__(self, positions):
+            slope = self.param("slope", nn.initializers.normal(), (1, tiny.D))
+            return positions[:, None] * slope
+
+    none = lambda max_positions, d_model: lambda positions: jnp.zeros((len(positions), d_model))
+    monkeypatch.setitem(POSITIONS, "none", none)
+    monkeypatch.setitem(POSITIONS, "ramp", lambda max_positions, d_model: Ramp())
+    tiny.model(positions="none", d_model=9)  # not refused, as it is by sines and cosines in pairs
+    for name in ("none", "ramp"):
+        assert_decodes_as_it_reads(tiny.model(positions=name))
+    assert tiny.variables(tiny.model(positions="ramp"))["params"]["target_positions"]["slope"].shape == (1, tiny.D)
 
 
 def test_an_attention_variant_that_depends_on_indices_is_refused(tmp_path, monkeypatch):
@@ -110,6 +134,6 @@ def test_an_optimiser(tmp_path, monkeypatch):
 
 def test_every_recipe_touches_at_most_three_files():
     rows = re.findall(r"^\| (a[^|]*) \| (.*) \|$", PAGE, flags=re.M)
-    assert len(rows) == 9
+    assert len(rows) == 10
     for what, touched in rows:
         assert 1 <= len(touched.split(" · ")) <= 3, what

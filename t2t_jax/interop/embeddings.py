@@ -9,7 +9,7 @@ from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
 from t2t_jax.errors import InputError, shown
 from t2t_jax.interop.torch_names import Params
-from t2t_jax.model.layers import sinusoidal_positions, t2t_positions
+from t2t_jax.model.layers import POSITIONS
 from t2t_jax.model.transformer import TransformerConfig
 
 ZERO_PROBABILITY = -1e4  # a logit; its softmax is 0 in float32
@@ -45,8 +45,8 @@ def positions(params: Params, config: TransformerConfig, rows: int) -> dict[str,
     if config.positions == "learned":
         index = np.minimum(np.arange(rows), config.max_positions - 1)
         return {side: np.asarray(params[f"{side}_positions"]["table"])[index] for side in ("source", "target")}
-    layout = {"sinusoidal": sinusoidal_positions, "t2t": t2t_positions}[config.positions]
-    return dict.fromkeys(("source", "target"), np.asarray(layout(jnp.arange(rows), config.d_model)))
+    encoding = POSITIONS[config.positions](config.max_positions, config.d_model)
+    return dict.fromkeys(("source", "target"), np.asarray(encoding(jnp.arange(rows))))
 
 
 def position_rows(run_config: dict[str, Any]) -> int:

@@ -4,7 +4,7 @@ import dataclasses
 
 from t2t_jax.errors import InputError, Range, check_ranges, choice
 from t2t_jax.model.attention import ATTENTIONS
-from t2t_jax.model.layers import ACTIVATIONS
+from t2t_jax.model.layers import ACTIVATIONS, POSITIONS
 
 _MOST_PARAMETERS = 10**12  # 4 TB in float32
 _SIZE = Range(1, 10_000_000)
@@ -24,8 +24,8 @@ class TransformerConfig:
 
     - `vocab_size`: ids of the target, and of the source too unless `source_vocab_size` is given.
     - `source_vocab_size`: ids of the source where it has a vocabulary of its own; needs `share_embeddings=False`.
-    - `positions`: 'sinusoidal' (§3.5), 't2t' (the layout of the paper's code) or 'learned' (Table 3 row E: a table
-      of `max_positions` rows for each stack).
+    - `positions`: 'sinusoidal' (§3.5), 't2t' (the layout of the paper's code), 'learned' (Table 3 row E: a table of
+      `max_positions` rows for each stack) or another entry of `POSITIONS` (layers.py).
     - `norm`: 'post' (§3.1) or 'pre'.
     - `activation`: of the feed-forward networks: 'relu' (Eq. 2) or another entry of `ACTIVATIONS` (layers.py).
     - `logits_bias`: whether the softmax has a bias. The paper's has none; Marian's has one.
@@ -66,9 +66,9 @@ class TransformerConfig:
         check_ranges({name: allowed for name, allowed in ranges.items() if allowed}, self, "model.")
         choice("model.activation", self.activation, ACTIVATIONS)
         choice("model.attention", self.attention, ATTENTIONS)
-        choice("model.positions", self.positions, ["sinusoidal", "t2t", "learned"])
+        choice("model.positions", self.positions, POSITIONS)
         choice("model.norm", self.norm, ["post", "pre"])
-        if self.positions != "learned" and self.d_model % 2:
+        if self.positions in ("sinusoidal", "t2t") and self.d_model % 2:
             raise InputError(f"model.d_model must be even for {self.positions} positions; got {self.d_model}")
         if self.parameter_count > _MOST_PARAMETERS:
             sizes = ", ".join(f"model.{name}={getattr(self, name)}" for name in ("num_layers", "d_model", "d_ff"))

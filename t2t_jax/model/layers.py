@@ -194,6 +194,14 @@ class LearnedPositions(nn.Module):
         return table[jnp.minimum(positions, self.length - 1)]
 
 
+# Values of `model.positions`: (max_positions, d_model) → a function of positions, or a module if it has parameters.
+POSITIONS: dict[str, Callable[[int, int], Callable[[Int[Array, " T"]], Float[Array, "T D"]]]] = {
+    "sinusoidal": lambda max_positions, d_model: functools.partial(sinusoidal_positions, d_model=d_model),
+    "t2t": lambda max_positions, d_model: functools.partial(t2t_positions, d_model=d_model),
+    "learned": LearnedPositions,
+}
+
+
 def keep_mask(
     key: Array, keep_probability: float, shape: tuple[int, ...], rows: Int[Array, " B"]
 ) -> Bool[Array, "B ..."]:

@@ -14,15 +14,7 @@ from t2t_jax.model.attention import ancestor_mask, padding_mask, segment_mask
 from t2t_jax.model.blocks import DecoderLayer, EncoderLayer
 from t2t_jax.model.config import TransformerConfig
 from t2t_jax.model.kv_cache import KVCache, LayerCache, SourceCache
-from t2t_jax.model.layers import (
-    Dropout,
-    Embedding,
-    LayerNorm,
-    LearnedPositions,
-    Rows,
-    sinusoidal_positions,
-    t2t_positions,
-)
+from t2t_jax.model.layers import POSITIONS, Dropout, Embedding, LayerNorm, Rows
 from t2t_jax.model.platform import platform
 
 
@@ -57,9 +49,8 @@ class Transformer(nn.Module):
             self.target_embedding, self.softmax = embedding(config.vocab_size), embedding(config.vocab_size)
         if config.logits_bias:
             self.logits_bias = self.param("logits_bias", nn.initializers.zeros_init(), (config.vocab_size,))
-        if config.positions == "learned":
-            self.source_positions = LearnedPositions(config.max_positions, config.d_model)
-            self.target_positions = LearnedPositions(config.max_positions, config.d_model)
+        self.source_positions = POSITIONS[config.positions](config.max_positions, config.d_model)
+        self.target_positions = POSITIONS[config.positions](config.max_positions, config.d_model)
         self.source_dropout = Dropout(config.dropout)
         self.target_dropout = Dropout(config.dropout)
         layers = lambda kind: [kind(config, self.fused_attention) for _ in range(config.num_layers)]
@@ -70,20 +61,14 @@ class Transformer(nn.Module):
 
     def _embed_source(self, inputs, segments):
         embedding = self.embedding if self.config.share_embeddings else self.source_embedding
-        table = self.source_positions if self.config.positions == "learned" else None
-        positions = self._positions(table, jnp.arange(inputs.shape[1]))
+        positions = self.source_positions(jnp.arange(inputs.shape[1])).astype(self.dtype)
         return embedding(inputs) + _restart_at_segments(positions, segments)
 
     def _embed_target(self, ids):
         return (self.embedding if self.config.share_embeddings else self.target_embedding)(ids)
 
     def _target_positions(self, positions):
-        return self._positions(self.target_positions if self.config.positions == "learned" else None, positions)
-
-    def _positions(self, table, positions):
-        layouts = {"sinusoidal": sinusoidal_positions, "t2t": t2t_positions}
-        vectors = table(positions) if table else layouts[self.config.positions](positions, self.config.d_model)
-        return vectors.astype(self.dtype)
+        return self.target_positions(positions).astype(self.dtype)
 
     def _before_softmax(self, y: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Embedding]:
         """The decoder's output, and the embedding whose transpose makes logits of it (§3.4)."""
