@@ -16,7 +16,10 @@ ctranslate2 = pytest.importorskip("ctranslate2")
 
 VARIANTS = [{}, {"norm": "pre"}, {"positions": "t2t"}, {"positions": "learned"}, {"share_embeddings": False},
             {"attention_bias": True, "layer_norm_epsilon": 1e-3}, {"activation": "gelu"},
-            {"activation": "swish", "logits_bias": True}]  # fmt: skip
+            {"activation": "swish", "logits_bias": True},
+            {"d_model": 15, "num_heads": 3, "d_k": 5, "d_v": 5, "d_ff": 7, "positions": "learned"},
+            {"norm": "pre", "positions": "learned", "share_embeddings": False, "attention_bias": True,
+             "logits_bias": True}]  # fmt: skip
 
 
 def export(run, folder):
@@ -46,13 +49,24 @@ def test_score_batch_is_our_score(tmp_path, changes):
 @pytest.fixture(scope="module")
 def separate(tmp_path_factory):
     """A run with 310 source and 325 target pieces, and its export."""
-    directory = tmp_path_factory.mktemp("separate")
-    run = models.random_run_with_separate_vocabularies(directory / "run", seed=4)
+    return exported_with_separate_vocabularies(tmp_path_factory.mktemp("separate"))
+
+
+def exported_with_separate_vocabularies(directory, **changes):
+    run = models.random_run_with_separate_vocabularies(directory / "run", seed=4, **changes)
     return t2t_jax.load(run), export(run, directory / "ct2"), directory / "ct2"
 
 
 def test_with_separate_vocabularies_score_batch_is_our_score(separate):
-    ours, theirs, _ = separate
+    assert_scores_are_ours(*separate)
+
+
+def test_with_separate_vocabularies_and_all_else_score_batch_is_our_score(tmp_path):
+    changes = {"norm": "pre", "positions": "learned", "attention_bias": True, "logits_bias": True, "activation": "gelu"}
+    assert_scores_are_ours(*exported_with_separate_vocabularies(tmp_path, num_heads=2, d_k=8, d_v=8, **changes))
+
+
+def assert_scores_are_ours(ours, theirs, _):
     pairs = [*toy_corpus.pairs(6, 1), ("five €", "fünf €"), ("x", "")]
     tokens = [
         [pieces(v, text) for text in side] for v, side in zip(ours.vocabularies, zip(*pairs, strict=True), strict=True)
@@ -145,9 +159,3 @@ def test_the_folder_holds_the_vocabulary_and_its_sentencepiece_model(tmp_path):
     tokenizer = restore(run).vocabularies.target
     vocabulary = json.loads((tmp_path / "ct2/shared_vocabulary.json").read_text())
     assert vocabulary == tokenizer.pieces()
-
-
-def test_heads_of_another_size_are_refused_by_name(tmp_path):
-    run = models.random_run(tmp_path / "run", d_v=3)
-    with pytest.raises(InputError, match="model.d_k=4, model.d_v=3: CTranslate2 has heads of d_model/num_heads = 4"):
-        export(run, tmp_path / "ct2")

@@ -12,6 +12,7 @@ from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import new_folder
 from t2t_jax.interop.export import export_run
+from t2t_jax.model.attention import ATTENTIONS, scaled_dot_product_attention
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from tests.interop import models
 
@@ -79,13 +80,25 @@ def test_every_mistake_is_refused_in_one_line(run, tmp_path, capsys, arguments, 
     assert not list(tmp_path.glob("out*")) and restore(run).step == 0
 
 
+ATTENTION = [
+    ({"attention": "other"}, "model.attention='other': {system} has 'dot_product' only"),
+    ({"attention_window": 4}, "model.attention_window=4: {system} has unrestricted attention only"),
+    ({"d_k": 5}, "model.d_k=5, model.d_v=4: {system} has heads of d_model/num_heads = 4 only"),
+    ({"d_v": 3}, "model.d_k=4, model.d_v=3: {system} has heads of d_model/num_heads = 4 only"),
+    ({"num_heads": 3}, "model.d_k=4, model.d_v=4: {system} has heads of d_model/num_heads = 5.33333 only"),
+]
+
+
 @pytest.mark.parametrize(("format", "system"), [("ctranslate2", "CTranslate2"), ("marian", "Marian")])
-def test_exporting_windowed_attention_is_refused(tmp_path, format, system):
+@pytest.mark.parametrize(("changes", "message"), ATTENTION, ids=[next(iter(changes)) for changes, _ in ATTENTION])
+def test_attention_that_a_system_lacks_is_refused(tmp_path, capsys, monkeypatch, format, system, changes, message):
     pytest.importorskip("ctranslate2" if format == "ctranslate2" else "safetensors")
-    run = models.random_run(tmp_path / "run", attention_window=4)
-    with pytest.raises(InputError, match=f"model.attention_window=4: {system} has unrestricted attention only"):
-        export_run(str(run), format=format, output=str(tmp_path / "out"), step=None)
-    assert not list(tmp_path.glob("out*"))
+    monkeypatch.setitem(ATTENTIONS, "other", scaled_dot_product_attention)
+    run = models.random_run(tmp_path / "run", **changes)
+    code, output, errors = command(capsys, f"--workdir={run}", f"--format={format}", f"--output={tmp_path}/out")
+    loaded, *refused = errors.splitlines()
+    assert (code, output, refused) == (2, "", [f"error: {message.format(system=system)}"])
+    assert loaded == f"{run}: averaged checkpoint 0" and not list(tmp_path.glob("out*"))
 
 
 def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
