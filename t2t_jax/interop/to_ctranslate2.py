@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from t2t_jax.decoding.trained_model import TrainedModel
+from t2t_jax.files import write_bytes
 from t2t_jax.interop.embeddings import check_attention, position_rows, positions, special_pieces, tables
 from t2t_jax.interop.torch_names import State, to_torch
+from t2t_jax.interop.vocabulary import with_white_space_rules
 from t2t_jax.model.transformer import TransformerConfig
 
 
@@ -40,7 +42,8 @@ def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
     spec.validate()
     spec.optimize(None)
     spec.save(str(folder))
-    trained.vocabularies.write(folder)
+    for name, model in trained.vocabularies.files.items():
+        write_bytes(folder / name, with_white_space_rules(model))
 
 
 def _spec(config: TransformerConfig, state: State) -> Any:

@@ -16,6 +16,7 @@ from t2t_jax.errors import InputError
 from t2t_jax.files import write_bytes, write_json
 from t2t_jax.interop.embeddings import check_attention, position_rows, special_pieces, tables
 from t2t_jax.interop.torch_names import permute_channels, to_torch
+from t2t_jax.interop.vocabulary import with_white_space_rules
 from t2t_jax.model.transformer import TransformerConfig
 
 
@@ -50,7 +51,7 @@ def write_marian(trained: TrainedModel, folder: Path) -> None:
     tokenizer["separate_vocabs"] = not trained.vocabularies.is_joint
     write_json(folder / "tokenizer_config.json", tokenizer | tokens | languages)
     for name, vocabulary in (("source.spm", source), ("target.spm", target)):
-        write_bytes(folder / name, vocabulary.model)
+        write_bytes(folder / name, with_white_space_rules(vocabulary.model))
 
 
 def _ids(vocabulary: Tokenizer) -> dict[str, int]:

@@ -1,8 +1,9 @@
-"""Reorders the pieces of another system's SentencePiece model to our ids: 0 padding, 1 EOS, 2 unknown."""
+"""SentencePiece models from and for other systems: pieces with our ids (0 padding, 1 EOS, 2 unknown); white space."""
 
 from typing import NamedTuple
 
 import numpy as np
+import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.tokenizer import EOS, LANGUAGE_CODE, PAD, SPACE, UNKNOWN, load_pieces, lone_surrogate
@@ -10,6 +11,7 @@ from t2t_jax.errors import InputError, shown
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 _UNIGRAM = sentencepiece_model_pb2.TrainerSpec.UNIGRAM
+_WHITE_SPACE = "\t\n\v\f\r"  # what `one_line` replaces by a space
 
 
 class Vocabulary(NamedTuple):
@@ -119,4 +121,23 @@ def _reordered(model: bytes, pieces: list[_Piece]) -> bytes:
     spec.pad_id, spec.eos_id, spec.unk_id, spec.bos_id = PAD, EOS, UNKNOWN, -1
     spec.pad_piece, spec.eos_piece, spec.unk_piece = (pieces[i].piece for i in (PAD, EOS, UNKNOWN))
     spec.vocab_size = len(pieces)
+    return proto.SerializeToString()
+
+
+def with_white_space_rules(model: bytes) -> bytes:
+    """The SentencePiece model with rules that make spaces of tabs and other ASCII white space, after its own rules.
+
+    Our tokenizer replaces these characters before SentencePiece sees them; other systems do not.
+    """
+    pieces = load_pieces(model, "vocabulary")
+    if all(pieces.normalize(f"a{character}a") == pieces.normalize("a a") for character in _WHITE_SPACE):
+        return model
+    sentencepiece.set_min_log_level(2)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    has_rules = bool(proto.normalizer_spec.precompiled_charsmap)
+    rules = dict(sentencepiece.SentencePieceNormalizer(model_proto=model).Decompile()) if has_rules else {}
+    rules |= dict.fromkeys(_WHITE_SPACE, " ")
+    compiled = sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items())).serialized_model_proto()
+    found = sentencepiece_model_pb2.ModelProto.FromString(compiled).normalizer_spec
+    proto.normalizer_spec.name, proto.normalizer_spec.precompiled_charsmap = found.name, found.precompiled_charsmap
     return proto.SerializeToString()

@@ -18,6 +18,8 @@ from tests import tiny
 from tests.data import toy_corpus
 
 CONFIG = TransformerConfig(num_layers=2, d_model=16, d_ff=20, num_heads=4, d_k=4, d_v=4, max_positions=9)
+# Lines that other systems may hand to SentencePiece as they are.
+WHITE_SPACE = [f"one{space}two \u00e4 {space}{space} three{space}" for space in "\t\n\v\f\r\x1c\x85\xa0\u2028\u3000 "]
 
 
 def vocabulary(size: int = 340) -> bytes:

@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import sentencepiece
 
 import t2t_jax
 from t2t_jax.decoding.trained_model import restore
@@ -30,6 +31,14 @@ def export(run, folder):
 def pieces(tokenizer, text):
     """Without EOS, which CTranslate2 adds to sources and targets."""
     return tokenizer.tokens(tokenizer.encode(text))[:-1]
+
+
+def assert_reads_as(path, tokenizer):
+    """The SentencePiece model alone, which our own tokenizer does not read text for, encodes any line as we do."""
+    exported = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    assert [exported.id_to_piece(i) for i in range(len(exported))] == tokenizer.pieces()
+    for text in models.WHITE_SPACE:
+        assert [*exported.encode(text), 1] == tokenizer.encode(text), text
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
@@ -93,7 +102,7 @@ def test_with_separate_vocabularies_the_folder_holds_both_and_their_models_token
     ours, _, folder = separate
     for name, tokenizer in zip(("source", "target"), ours.vocabularies, strict=True):
         assert json.loads((folder / f"{name}_vocabulary.json").read_text()) == tokenizer.pieces()
-        assert (folder / f"{name}_vocab.model").read_bytes() == tokenizer.model
+        assert_reads_as(folder / f"{name}_vocab.model", tokenizer)
     assert not (folder / "shared_vocabulary.json").exists()
 
 
@@ -155,7 +164,7 @@ def test_positions_reach_beyond_the_longest_sentence(tmp_path):
 def test_the_folder_holds_the_vocabulary_and_its_sentencepiece_model(tmp_path):
     run = models.random_run(tmp_path / "run")
     export(run, tmp_path / "ct2")
-    assert (tmp_path / "ct2/vocab.model").read_bytes() == (run / "vocab.model").read_bytes()
     tokenizer = restore(run).vocabularies.target
+    assert_reads_as(tmp_path / "ct2/vocab.model", tokenizer)
     vocabulary = json.loads((tmp_path / "ct2/shared_vocabulary.json").read_text())
     assert vocabulary == tokenizer.pieces()

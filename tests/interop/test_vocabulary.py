@@ -1,8 +1,10 @@
 import pytest
 import sentencepiece
 
+from t2t_jax.data.corpora import one_line
+from t2t_jax.data.tokenizer import train_vocabulary
 from t2t_jax.errors import InputError
-from t2t_jax.interop.vocabulary import in_our_order
+from t2t_jax.interop.vocabulary import in_our_order, with_white_space_rules
 from tests.interop import models
 
 NAMES = {"pad": "<pad>", "eos": "</s>", "unknown": "<unk>"}
@@ -44,3 +46,14 @@ def test_a_model_with_other_ids_gets_ours_and_tokenises_the_same(tmp_path, kind)
 def test_a_dictionary_without_the_special_symbols_is_refused():
     with pytest.raises(InputError, match="the dictionary has no </s>; it must have <pad>, </s> and <unk>"):
         in_our_order(models.vocabulary(), {"<pad>": 0, "<unk>": 1}, **NAMES)
+
+
+@pytest.mark.parametrize("rules", [None, {"A": "a", "\u2013": "-", "\xad": ""}], ids=["no rules", "own rules"])
+def test_white_space_is_read_as_in_our_one_line_and_other_characters_as_before(rules):
+    model = train_vocabulary(["one two three", "a tree, a house", "eins zwei drei"] * 9, 300, replace=rules)
+    changed = with_white_space_rules(model)
+    before, after = (sentencepiece.SentencePieceProcessor(model_proto=m) for m in (model, changed))
+    assert before.encode("a\tb\r") != before.encode("a b"), "else nothing would need rules"
+    for text in (f"A {chr(code)}b\xad{chr(code)}" for code in range(1, 0x3001)):
+        assert after.encode(text) == before.encode(one_line(text)), ascii(text)
+    assert with_white_space_rules(changed) == changed
