@@ -149,7 +149,8 @@ def serve(args: flags.FlagValues) -> None:
         raise InputError(f"--mode=serve needs the package {error.name}; pip install 't2t_jax[serve]'") from None
 
     with run_folders(args) as run:
-        serve_run(run, host=args.host, port=args.port, step=checkpoint(args.step), dtype=args.dtype)
+        listening = {name: args[name].value for name in ("host", "port", "allowed_hosts")}
+        serve_run(run, **listening, step=checkpoint(args.step), dtype=args.dtype)
 
 
 MODES = {
@@ -187,7 +188,7 @@ FLAGS_OF = {
     "average": ("workdir", "last", "steps"),
     "export": ("workdir", "step", "format", "output"),
     "attention": ("workdir", "step", "source", "target", "output"),
-    "serve": ("workdir", "step", "dtype", "host", "port"),
+    "serve": ("workdir", "step", "dtype", "host", "port", "allowed_hosts"),
 }
 # The flag without which each of these has no effect.
 _NEEDS = dict.fromkeys(("seed", *_SAMPLING), "sample") | {"diversity": "groups"}
@@ -230,6 +231,10 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
             ),
             "tag": ("<BT>", "What --mode=backtranslate puts before each translation; empty: nothing."),
             "host": ("127.0.0.1", "Address that --mode=serve listens on; the default is for this machine alone."),
+            "allowed_hosts": (
+                None,
+                "NAME,NAME: other names that requests to --mode=serve may have as Host, as behind a reverse proxy.",
+            ),
             "target_prefix": (None, "Text file whose lines are forced as the beginnings of the translations."),
         },
         flags.DEFINE_integer: {

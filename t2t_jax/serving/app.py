@@ -7,7 +7,7 @@ import dataclasses
 import json
 import math
 import secrets
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -34,7 +34,7 @@ _TRANSLATE, _ATTENTION = "translate", "attention"
 class Demo:
     """The demo of one translator; `app` is the ASGI application. Call `close` at the end.
 
-    `defaults` are the options of the run, `about` what the page says of it.
+    `defaults` are the options of the run, `about` what the page says of it, `hosts` the names in URLs of the server.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Demo:
         *,
         about: Mapping[str, Any],
         limits: Limits = Limits(),  # noqa: B008  (immutable)
-        host: str = "127.0.0.1",
+        hosts: Iterable[str] = (),
     ):
         self._translator, self._limits = translator, limits
         self._defaults = OPTIONS | dict(defaults)
@@ -60,7 +60,7 @@ class Demo:
         self._batcher = Batcher(self._work, **most)
         # Of attention, by their secret names.
         self._pages: collections.OrderedDict[str, str] = collections.OrderedDict()
-        self.app: ASGIApp = Guard(self._routes(), host)
+        self.app: ASGIApp = Guard(self._routes(), hosts)
 
     def close(self) -> None:
         """Gives up the requests in progress and ends the thread of the batches."""

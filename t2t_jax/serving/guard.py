@@ -1,11 +1,15 @@
 """Refuses requests that other web sites make a browser send, and adds the security headers to every answer."""
 
 import ipaddress
+import re
 import urllib.parse
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from t2t_jax.errors import InputError
 
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -16,13 +20,27 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _SAFE_METHODS = ("GET", "HEAD")
+_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
+
+def host_names(text: str | None) -> list[str]:
+    """The names of --allowed_hosts, separated by commas, in lower case; ports and patterns are refused."""
+    names = [] if text is None else [name.strip().lower() for name in text.split(",")]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"allowed_hosts: {name!r} is no host name; give names without port, such as translate.example.com,"
+                "localhost"
+            )
+    return names
 
 
 class Guard:
-    """ASGI middleware. `host` is the name or address that the server was told to listen on."""
+    """ASGI middleware. `names` are what the server may be called besides localhost and IP addresses."""
 
-    def __init__(self, app: ASGIApp, host: str):
-        self._app, self._names = app, {"localhost", host.lower()}
+    def __init__(self, app: ASGIApp, names: Iterable[str]):
+        self._app = app
+        self._names = {"localhost", *(name.lower() for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_guarded(message: Message) -> None:
@@ -41,7 +59,7 @@ class Guard:
         host = headers.get("host", "")
         if not self._is_ours(host):  # DNS rebinding: a name of another site that now resolves to this machine
             names = " or ".join(sorted(self._names))
-            return 421, f"Host must be an IP address or {names}; got {host[:100]!r}; --host=NAME adds a name"
+            return 421, f"Host must be an IP address or {names}; got {host[:100]!r}; --allowed_hosts=NAME adds a name"
         if method in _SAFE_METHODS:
             return None
         origin = headers.get("origin")

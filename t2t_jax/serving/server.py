@@ -22,13 +22,17 @@ from t2t_jax.errors import InputError, Range
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.serving.app import Demo
 from t2t_jax.serving.connection import Connection
+from t2t_jax.serving.guard import host_names
 from t2t_jax.serving.limits import Limits
 
 _BACKLOG = 512  # connections that wait to be accepted
 
 
-def serve_run(workdir: str, *, host: str, port: int, step: int | str | None, dtype: str | None) -> None:
+def serve_run(
+    workdir: str, *, host: str, port: int, allowed_hosts: str | None, step: int | str | None, dtype: str | None
+) -> None:
     """Serves the translator of a run, or of an ensemble of runs, until a signal comes."""
+    hosts = [host, *host_names(allowed_hosts)]
     defaults = RunFolder.open(workdir.split(",")[0]).decode_options()
     with contextlib.closing(listen(host, port)) as listener:
         members = restore_all(workdir, step)
@@ -40,7 +44,7 @@ def serve_run(workdir: str, *, host: str, port: int, step: int | str | None, dty
             "target_language": data["target_language"],
         }
         limits = Limits()
-        demo = Demo(translator_of(members, dtype or "float32"), defaults, about=about, limits=limits, host=host)
+        demo = Demo(translator_of(members, dtype or "float32"), defaults, about=about, limits=limits, hosts=hosts)
         with contextlib.closing(demo), running(demo.app, listener, limits) as server:
             wait_for_signal(server, f"serving {workdir} on {address(listener)}; Ctrl-C ends it")
 

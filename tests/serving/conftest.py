@@ -54,10 +54,10 @@ class Client:
 
 
 @contextlib.contextmanager
-def served(translator, defaults=DEFAULTS, **limits):  # noqa: F811
+def served(translator, defaults=DEFAULTS, hosts=(), **limits):  # noqa: F811
     limits = Limits(**{"request_seconds": _SECONDS, **limits})
     with contextlib.closing(listen("127.0.0.1", 0)) as listener:
-        demo = Demo(translator, defaults, about=ABOUT, limits=limits)
+        demo = Demo(translator, defaults, about=ABOUT, limits=limits, hosts=hosts)
         with contextlib.closing(demo), running(demo.app, listener, limits):
             yield Client(listener.getsockname()[1])
 

@@ -151,6 +151,15 @@ def test_the_host_must_be_this_machine(client, host, status):
     assert client.request("GET", "/info", Host=host)[0] == status
 
 
+def test_the_names_of_a_reverse_proxy_are_allowed_with_their_origin(translator):
+    with served(translator, hosts=["Translate.example.com"]) as client:
+        for host, status in (("translate.example.com", 200), ("TRANSLATE.example.com:443", 200), ("a.example", 421)):
+            assert client.request("GET", "/info", Host=host)[0] == status
+        posted = [client.post({"source": ""}, Host="translate.example.com", Origin=f"https://{name}.example.com")[0]
+                  for name in ("translate", "a")]  # fmt: skip
+        assert posted == [200, 403]
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

@@ -97,6 +97,9 @@ def test_ctrl_c_ends_it_with_code_0(run):
         (["--host=no.such.host.invalid", "--port=0"], "host: 'no.such.host.invalid' is no address of this machine"),
         (["--host=192.0.2.1", "--port=0"], "host: '192.0.2.1' is no address of this machine"),
         (["--workdir={folder}"], "is not a run folder"),
+        (["--allowed_hosts=a.example,https://b"], "allowed_hosts: 'https://b' is no host name; give names without"),
+        (["--allowed_hosts="], "allowed_hosts: '' is no host name"),
+        (["--allowed_hosts=*.example.com"], "allowed_hosts: '*.example.com' is no host name"),
         (["--beam_size=3"], "--beam_size is not used by --mode=serve"),
     ],
 )
