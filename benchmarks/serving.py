@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -89,10 +90,20 @@ def server(run: Path) -> Iterator[int]:
         else:
             raise RuntimeError(f"the server ended with code {process.wait()}")
         threading.Thread(target=shutil.copyfileobj, args=(process.stderr, sys.stderr), daemon=True).start()
+        wait_until_warm(int(found[1]))
         yield int(found[1])
     finally:
         process.terminate()
         process.wait()
+
+
+def wait_until_warm(port: int) -> None:
+    """Returns when the server has compiled its usual shapes."""
+    while True:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+            if json.load(answer)["warm"]:
+                return
+        time.sleep(0.5)
 
 
 def take_turns(port: int, load: Load, rounds: int, seconds: float) -> dict[int, list[Round]]:

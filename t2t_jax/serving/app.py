@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import secrets
+import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
@@ -23,12 +24,14 @@ from t2t_jax.errors import InputError
 from t2t_jax.serving.batching import Batcher, Full, Job
 from t2t_jax.serving.guard import Guard
 from t2t_jax.serving.limits import Limits
+from t2t_jax.serving.metrics import CONTENT_TYPE, Metrics
 from t2t_jax.serving.page import content_security_policy, page
 from t2t_jax.serving.requests import OPTIONS, attention_request, translate_request
 from t2t_jax.serving.searches import Searches
+from t2t_jax.serving.warm_up import sample_batches
 from t2t_jax.visualization import page as attention_page
 
-_TRANSLATE, _ATTENTION = "translate", "attention"
+_TRANSLATE, _ATTENTION, _WARM_UP = "translate", "attention", "warm-up"
 
 
 class Demo:
@@ -58,9 +61,18 @@ class Demo:
         self._searches = Searches(_search(self._defaults), limits)
         most = {"batch_items": limits.batch_sentences, "waiting_items": limits.waiting_sentences}
         self._batcher = Batcher(self._work, **most)
+        self._warm_up: list[Job] = []
+        self._metrics = Metrics()
         # Of attention, by their secret names.
         self._pages: collections.OrderedDict[str, str] = collections.OrderedDict()
-        self.app: ASGIApp = Guard(self._routes(), hosts)
+        self.app: ASGIApp = Guard(self._routes(), hosts, self._answered)
+
+    def warm_up(self) -> None:
+        """Compiles the run's own search, one shape after the other, each while no request waits."""
+        batches = sample_batches(self._translator, self._limits)
+        key = (_WARM_UP, _frozen(self._defaults))
+        self._warm_up = [Job(key, sentences) for sentences in batches]
+        self._batcher.submit_idle(self._warm_up)
 
     def close(self) -> None:
         """Gives up the requests in progress and ends the thread of the batches."""
@@ -72,6 +84,8 @@ class Demo:
             routes=[
                 Route("/", self._page, methods=["GET"]),
                 Route("/info", self._info, methods=["GET"]),
+                Route("/health", self._health, methods=["GET"]),
+                Route("/metrics", self._metrics_page, methods=["GET"]),
                 Route("/translate", self._translate, methods=["POST"]),
                 Route("/attention", self._attention, methods=["POST"]),
                 Route("/attention/{name}", self._attention_page, methods=["GET"]),
@@ -94,10 +108,29 @@ class Demo:
         del request
         return JSONResponse(self._about)
 
+    async def _health(self, request: Request) -> Response:
+        """503 if a batch takes longer than any client waits, or if nothing is translated any more."""
+        del request
+        age = self._batcher.batch_age()
+        healthy = self._batcher.is_running and age < self._limits.request_seconds
+        status = {
+            "healthy": healthy,
+            "warm": all(job.future.done() for job in self._warm_up),
+            "batch_seconds": round(age, 3),
+            "waiting_sentences": self._batcher.waiting(),
+        }
+        return JSONResponse(status, 200 if healthy else 503)
+
+    async def _metrics_page(self, request: Request) -> Response:
+        del request
+        gauges = {"t2t_waiting_sentences": self._batcher.waiting(), "t2t_batch_seconds": self._batcher.batch_age()}
+        return Response(self._metrics.text(gauges), headers={"Content-Type": CONTENT_TYPE})
+
     async def _translate(self, request: Request) -> Response:
         body = await _body(request, self._limits)
         sentences, is_list, options = translate_request(body, self._translator, self._defaults, self._limits)
         if wait := self._searches.admit(_search(options)):
+            self._refused("search")
             raise HTTPException(
                 429,
                 "too many different searches: each combination of beam_size, n_best and constrained is "
@@ -128,7 +161,11 @@ class Demo:
 
     async def _result(self, request: Request, job: Job) -> list[Any]:
         """The results of a job, which is withdrawn when the client leaves or the time is up."""
-        self._batcher.submit(job)
+        try:
+            self._batcher.submit(job)
+        except Full:
+            self._refused("full")
+            raise
         answered = asyncio.wrap_future(job.future)
         left = asyncio.ensure_future(request.receive())  # the body has been read: the next message is a disconnect
         try:
@@ -138,12 +175,19 @@ class Demo:
                 return answered.result()
             if left.done():
                 raise ClientDisconnect
+            self._refused("time")
             reason = f"not done within {seconds:g} s; try again, or send less"
             raise HTTPException(503, reason, {"Retry-After": str(self._batcher.retry_after())})
         finally:
             left.cancel()
             if not answered.done():
                 self._batcher.withdraw(job)
+
+    def _answered(self, status: int) -> None:
+        self._metrics.add("t2t_requests_total", status=status)
+
+    def _refused(self, reason: str) -> None:
+        self._metrics.add("t2t_refusals_total", reason=reason)
 
     # --- In the thread of the batches -----------------------------------------------------------------------
 
@@ -154,7 +198,12 @@ class Demo:
             return [self._attention_of(*pair) for pair in items]
         options = dict(options)
         self._searches.prepare(_search(options))
-        found = self._translator.translate(items, on_progress=lambda count: check(), **options)
+        begun = time.monotonic()
+        try:
+            found = self._translator.translate(items, on_progress=lambda count: check(), **options)
+        finally:
+            self._metrics.add("t2t_translation_seconds_total", time.monotonic() - begun)
+        self._metrics.add("t2t_sentences_total", len(items) if kind == _TRANSLATE else 0)
         return [json_line(*pair) for pair in zip(items, found, strict=True)]
 
     def _attention_of(self, source: str, target: str) -> str:
@@ -199,7 +248,8 @@ def _error(status: int, reason: str, headers: Mapping[str, str] | None = None) -
 async def _http_error(request: Request, error: HTTPException) -> Response:
     reason = error.detail
     if error.status_code in (404, 405) and not request.url.path.startswith("/attention/"):
-        reason = f"{request.method} {request.url.path[:100]}: there are GET / and /info, POST /translate and /attention"
+        known = "GET /, /info, /health and /metrics, POST /translate and /attention"
+        reason = f"{request.method} {request.url.path[:100]}: there are {known}"
     return _error(error.status_code, reason, error.headers)
 
 

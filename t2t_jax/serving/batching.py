@@ -48,8 +48,10 @@ class Batcher:
     def __init__(self, work: Work, *, batch_items: int, waiting_items: int):
         self._work, self._batch_items, self._most_waiting = work, batch_items, waiting_items
         self._waiting: list[Job] = []  # in order of arrival
+        self._idle: list[Job] = []  # those that run while no others wait
         self._changed = threading.Condition()
         self._closed = False
+        self._begun: float | None = None  # when the batch at work began
         self._batch_seconds = 0.0  # of the last batch
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
@@ -57,10 +59,16 @@ class Batcher:
     def submit(self, job: Job) -> None:
         """Queues a job; `Full` if too many items wait, or if the batcher is closed."""
         with self._changed:
-            waiting = sum(len(other.items) for other in self._waiting)
+            waiting = self.waiting()
             if self._closed or waiting + len(job.items) > self._most_waiting:
                 raise Full(self._retry_after(waiting))
             self._waiting.append(job)
+            self._changed.notify_all()
+
+    def submit_idle(self, jobs: Sequence[Job]) -> None:
+        """Queues jobs that run one by one, each when no others wait."""
+        with self._changed:
+            self._idle += jobs
             self._changed.notify_all()
 
     def withdraw(self, job: Job) -> None:
@@ -69,10 +77,24 @@ class Batcher:
         with self._changed:
             self._waiting = [other for other in self._waiting if other is not job]
 
+    @property
+    def is_running(self) -> bool:
+        """Whether jobs are still worked on: the thread lives and has not been told to end."""
+        return self._thread.is_alive() and not self._closed
+
+    def waiting(self) -> int:
+        """The number of items that wait."""
+        with self._changed:
+            return sum(len(job.items) for job in self._waiting)
+
+    def batch_age(self) -> float:
+        """Seconds since the batch at work began; 0 without one."""
+        begun = self._begun
+        return 0.0 if begun is None else time.monotonic() - begun
+
     def retry_after(self) -> int:
         """Seconds until the jobs that wait now will have run, as far as the last batch tells."""
-        with self._changed:
-            return self._retry_after(sum(len(job.items) for job in self._waiting))
+        return self._retry_after(self.waiting())
 
     def _retry_after(self, waiting: int) -> int:
         seconds = math.ceil(waiting / self._batch_items) * self._batch_seconds
@@ -82,7 +104,7 @@ class Batcher:
         """Gives up all jobs and waits for the thread."""
         with self._changed:
             self._closed = True
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting, self._idle = self._waiting + self._idle, [], []
             self._changed.notify_all()
         for job in waiting:
             job.future.cancel()
@@ -90,14 +112,16 @@ class Batcher:
 
     def _run(self) -> None:
         while batch := self._take():
-            begun = time.monotonic()
+            self._begun = begun = time.monotonic()
             self._finish(batch)
-            self._batch_seconds = time.monotonic() - begun
+            self._begun, self._batch_seconds = None, time.monotonic() - begun
 
     def _take(self) -> list[Job]:
         """The next batch: the oldest job and, in order, those of its key; an empty list once closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
+            self._changed.wait_for(lambda: self._waiting or self._idle or self._closed)
+            if not self._waiting:
+                return [self._idle.pop(0)] if self._idle else []
             batch, count = [], 0
             for job in self._waiting:
                 if job.key != self._waiting[0].key:

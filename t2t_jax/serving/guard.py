@@ -3,7 +3,7 @@
 import ipaddress
 import re
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -20,6 +20,7 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 _SAFE_METHODS = ("GET", "HEAD")
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 
@@ -36,10 +37,13 @@ def host_names(text: str | None) -> list[str]:
 
 
 class Guard:
-    """ASGI middleware. `names` are what the server may be called besides localhost and IP addresses."""
+    """ASGI middleware. `names` are what the server may be called besides localhost and IP addresses.
 
-    def __init__(self, app: ASGIApp, names: Iterable[str]):
-        self._app = app
+    `count` is called with the status of every answer.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str], count: Callable[[int], None]):
+        self._app, self._count = app, count
         self._names = {"localhost", *(name.lower() for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,8 +52,10 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+                self._count(message["status"])
             await send(message)
 
+        scope = _origin_form(scope)
         refusal = self.refusal(scope["method"], Headers(scope=scope))
         app = JSONResponse({"error": refusal[1]}, refusal[0]) if refusal else self._app
         await app(scope, receive, send_guarded)
@@ -81,3 +87,13 @@ class Guard:
             return name in self._names or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
+
+
+def _origin_form(scope: Scope) -> Scope:
+    """The request as if its target were a path; the authority of a whole URL replaces Host (RFC 9112, 3.2.2)."""
+    if not (url := _ABSOLUTE.fullmatch(scope["raw_path"])):
+        return scope
+    raw_path = url[2] or b"/"
+    headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    path = urllib.parse.unquote(raw_path.decode("ascii"))
+    return {**scope, "path": path, "raw_path": raw_path, "headers": [(b"host", url[1]), *headers]}

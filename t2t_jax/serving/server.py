@@ -45,6 +45,7 @@ def serve_run(
         }
         limits = Limits()
         demo = Demo(translator_of(members, dtype or "float32"), defaults, about=about, limits=limits, hosts=hosts)
+        demo.warm_up()
         with contextlib.closing(demo), running(demo.app, listener, limits) as server:
             wait_for_signal(server, f"serving {workdir} on {address(listener)}; Ctrl-C ends it")
 

@@ -22,8 +22,8 @@ ABOUT = {"run": "tiny", "checkpoint": "checkpoint 1", "source_language": "en", "
 class Client:
     """A client of the server on a port; each request has a connection of its own."""
 
-    def __init__(self, port: int):
-        self.port, self.host = port, f"127.0.0.1:{port}"
+    def __init__(self, port: int, demo: Demo):
+        self.port, self.host, self.demo = port, f"127.0.0.1:{port}", demo
 
     def request(self, method, path, body=None, **headers):
         """(status, headers, body) of the answer; a header's _ is -, and None leaves it out."""
@@ -59,7 +59,7 @@ def served(translator, defaults=DEFAULTS, hosts=(), **limits):  # noqa: F811
     with contextlib.closing(listen("127.0.0.1", 0)) as listener:
         demo = Demo(translator, defaults, about=ABOUT, limits=limits, hosts=hosts)
         with contextlib.closing(demo), running(demo.app, listener, limits):
-            yield Client(listener.getsockname()[1])
+            yield Client(listener.getsockname()[1], demo)
 
 
 @pytest.fixture(scope="module")

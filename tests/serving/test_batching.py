@@ -118,6 +118,20 @@ def test_closing_gives_up_what_waits_and_what_runs():
     assert first.future.cancelled() and second.future.cancelled()
 
 
+def test_idle_jobs_run_one_by_one_and_only_while_no_others_wait(worker):
+    worker.busy()
+    worker.batcher.submit_idle(idle := [Job("idle", [1]), Job("idle", [2])])
+    asked = [worker.submit("a", 1), worker.submit("b", 2)]
+    assert worker.batcher.waiting() == 2 and worker.batcher.batch_age() > 0
+    worker.gate.set()
+    assert [job.future.result(SECONDS) for job in (*asked, *idle)]
+    assert worker.batches[1:] == [("a", [1]), ("b", [2]), ("idle", [1]), ("idle", [2])]
+    worker.gate.clear()
+    worker.batcher.submit_idle(idle := [Job("idle", [3]), Job("idle", [4])])
+    worker.batcher.close()
+    assert all(job.future.cancelled() for job in idle) and not worker.batcher.is_running
+
+
 def test_searches_are_admitted_from_a_bucket_that_refills(monkeypatch):
     now, dropped = [0.0], []
     monkeypatch.setattr("jax.clear_caches", lambda: dropped.append(now[0]))

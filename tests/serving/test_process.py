@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,15 @@ def process(run):
         server.wait()
 
 
+def wait_until_warm(port):
+    """Until then a request may wait for a compilation longer than a stopping server waits for it."""
+    healthy = f"http://127.0.0.1:{port}/health"
+    end = time.monotonic() + SECONDS
+    while not json.load(urllib.request.urlopen(healthy))["warm"]:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def post(port, value):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     with contextlib.closing(connection):
@@ -63,6 +74,7 @@ def test_it_answers_as_the_command_line_and_ends_with_code_0_after_the_requests_
     words, given = command("--mode=translate", f"--workdir={run}", "--output_format=jsonl", *flags)
     wanted = subprocess.run(words, input="one two\nthree\n", capture_output=True, check=True, **given).stdout
     with process(run) as (server, port):
+        wait_until_warm(port)
         status, answer = post(port, {"source": ["one two", "three"], **options})
         assert status == 200 and answer == [json.loads(line) for line in wanted.splitlines()]
         body = json.dumps({"source": ["one two", "three"], **options}).encode()

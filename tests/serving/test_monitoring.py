@@ -1,0 +1,85 @@
+"""What monitoring reads: health and metrics; and the warm-up."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from tests.serving.conftest import served
+
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+from t2t_jax.decoding import pool
+from t2t_jax.decoding.batch_shapes import bucket_length
+from t2t_jax.serving import warm_up
+from t2t_jax.serving.limits import Limits
+from t2t_jax.serving.warm_up import sample_batches
+
+
+def health(client):
+    status, _, content = client.request("GET", "/health")
+    return status, json.loads(content)
+
+
+def metrics(client):
+    """The values of the page, by name and label."""
+    status, headers, content = client.request("GET", "/metrics")
+    assert status == 200 and headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = [line for line in content.decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_server_is_unhealthy_while_a_batch_takes_longer_than_a_client_waits(translator, monkeypatch):
+    gate, translate = threading.Event(), translator.translate
+    monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
+    with served(translator, request_seconds=0.5) as client:
+        assert health(client) == (200, {"healthy": True, "warm": True, "batch_seconds": 0.0, "waiting_sentences": 0})
+        assert client.post({"source": "one"})[0] == 503
+        status, found = health(client)
+        assert status == 503 and not found["healthy"] and found["batch_seconds"] >= 0.5
+        gate.set()
+        wait_until(lambda: health(client)[0] == 200)
+        assert metrics(client)['t2t_refusals_total{reason="time"}'] == 1
+
+
+def test_the_server_is_unhealthy_once_nothing_is_translated_any_more(translator):
+    with served(translator) as client:
+        client.demo.close()
+        assert health(client)[0] == 503 and client.post({"source": "one"})[0] == 503
+        assert metrics(client)['t2t_refusals_total{reason="full"}'] == 1
+
+
+def test_metrics_count_answers_by_status_and_sentences(translator):
+    with served(translator) as client:
+        assert metrics(client)["t2t_sentences_total"] == 0
+        assert client.post({"source": ["one", "two"]})[0] == 200
+        assert client.post({"source": 1})[0] == 400 and client.request("GET", "/", Host="evil.example")[0] == 421
+        wait_until(lambda: metrics(client)["t2t_batch_seconds"] == 0)  # an answer comes just before the batch ends
+        found = metrics(client)
+    assert found["t2t_sentences_total"] == 2 and found["t2t_translation_seconds_total"] > 0
+    assert [found[f't2t_requests_total{{status="{status}"}}'] for status in (400, 421)] == [1, 1]
+    assert found['t2t_requests_total{status="200"}'] >= 3 and found["t2t_waiting_sentences"] == 0
+
+
+def test_the_warm_up_has_sentences_of_each_bucket_length(translator):
+    batches = list(sample_batches(translator, Limits()))
+    lengths = [{bucket_length(len(ids)) for ids in translator.encode_sources(batch)} for batch in batches]
+    assert lengths == [{16}, {32}, {64}] * 2 and [len(batch) for batch in batches] == [1] * 3 + [16] * 3
+
+
+def test_after_the_warm_up_the_first_request_compiles_nothing(translator, monkeypatch):
+    monkeypatch.setattr(warm_up, "_LONGEST", 16)
+    with served(translator, batch_sentences=4) as client:
+        client.demo.warm_up()
+        wait_until(lambda: health(client)[1]["warm"], 600)
+        compiled = pool._start._cache_size(), pool._source._cache_size(), pool._decode._cache_size()
+        assert client.post({"source": "one two"})[0] == client.post({"source": ["one two"] * 4})[0] == 200
+        assert (pool._start._cache_size(), pool._source._cache_size(), pool._decode._cache_size()) == compiled
+        assert metrics(client)["t2t_sentences_total"] == 5, "those of the warm-up are not counted"
