@@ -253,9 +253,10 @@ TEXT = st.text(st.sampled_from("ab eindrewzß €😀\u202e\u05d0<>"), max_size=
 @settings(max_examples=30)
 @given(TEXT, TEXT)
 def test_words_are_those_between_the_spaces_of_any_text(translator, separate, source, target):
+    """Of the source as the model reads it, without the direction mark."""
     for which in (translator, make(translator, vocabularies=separate, share_embeddings=False)):
         (found,) = which.attention([source], [target])
-        words = found.words()
-        assert words.source == [*source.split(), "</s>"] and words.target == [*target.split(), "</s>"]
+        words, (read,) = found.words(), which.vocabularies.source.plain([source])
+        assert words.source == [*read.split(), "</s>"] and words.target == [*target.split(), "</s>"]
         assert words.decoder.keys == [START, *target.split()]
-        assert found.words().encoder.weights.shape[2:] == (len(source.split()) + 1,) * 2
+        assert found.words().encoder.weights.shape[2:] == (len(read.split()) + 1,) * 2
