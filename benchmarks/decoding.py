@@ -203,7 +203,7 @@ def forced_search(translator: Any, sources: np.ndarray, beam_size: int, steps: i
     """A beam search of so many steps for these sentences, as `Translator.translate` runs it, without length penalty."""
     from t2t_jax.data.tokenizer import EOS
     from t2t_jax.decoding.beam_search import SearchOptions
-    from t2t_jax.decoding.pool import Request, search_all
+    from t2t_jax.decoding.continuous_batching import Request, search_all
 
     options = SearchOptions(beam_size=beam_size, alpha=0.0, min_length=steps)
     requests = [Request([*map(int, ids), EOS], steps) for ids in sources]

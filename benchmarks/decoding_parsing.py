@@ -45,8 +45,9 @@ def batches(constrained: bool) -> dict[str, Callable[[], Any]]:
     from t2t_jax import sharding
     from t2t_jax.data.task import task_of
     from t2t_jax.decoding.beam_search import SearchOptions
+    from t2t_jax.decoding.continuous_batching import Request, search_all
+    from t2t_jax.decoding.ensemble import Ensemble
     from t2t_jax.decoding.grammars import GRAMMARS
-    from t2t_jax.decoding.pool import Ensemble, Request, search_all
     from t2t_jax.model.transformer import Transformer, TransformerConfig
 
     config = parsing_craft.get_config()

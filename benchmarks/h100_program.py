@@ -151,7 +151,7 @@ def training_step(
 def decoding_step(config: Any, *, rows: int) -> str:
     """The loop of decoding steps of continuous batching, beam 4, in bfloat16 on one device."""
     from t2t_jax import sharding
-    from t2t_jax.decoding import pool
+    from t2t_jax.decoding import continuous_batching
     from t2t_jax.decoding.search_options import SearchOptions
     from t2t_jax.model.transformer import Transformer, param_shapes
 
@@ -160,10 +160,11 @@ def decoding_step(config: Any, *, rows: int) -> str:
     place = lambda x, dtype: jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding.replicated(mesh))
     with tracing_for_h100():
         params = jax.tree.map(lambda x: place(x, jnp.bfloat16), param_shapes(modules[0]))
-        state = jax.eval_shape(functools.partial(pool._start.__wrapped__, modules, search, rows, 32, 64, 0, 0, mesh))
+        start = functools.partial(continuous_batching._start.__wrapped__, modules, search, rows, 32, 64, 0, 0, mesh)
+        state = jax.eval_shape(start)
         state = jax.tree.map(lambda x: place(x, x.dtype), state)
         number = place(jnp.zeros((), jnp.int32), jnp.int32)
-        steps = jax.jit(pool._advance, static_argnames="modules", donate_argnames="state")
+        steps = jax.jit(continuous_batching._advance, static_argnames="modules", donate_argnames="state")
         lowered = steps.lower(modules, search, (params,), state, max_steps=number, min_running=number)
         return compile_for_h100(lowered, {})
 

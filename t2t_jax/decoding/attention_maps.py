@@ -24,7 +24,7 @@ from t2t_jax import sharding
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.tokenizer import EOS, SPACE, Tokenizer
 from t2t_jax.decoding.batch_shapes import by_bucket, pad
-from t2t_jax.decoding.pool import Ensemble
+from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.errors import InputError, Range
 from t2t_jax.model.transformer import Transformer
 

@@ -23,9 +23,10 @@ from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad
 from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
 from t2t_jax.decoding.constraints import Constraint
+from t2t_jax.decoding.continuous_batching import Request, search_all
+from t2t_jax.decoding.ensemble import Ensemble, average_probabilities
 from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.long_sentences import cut, language_code, sentences_of
-from t2t_jax.decoding.pool import Ensemble, Request, average_probabilities, search_all
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import InputError, Range, check_number, choice, shown
 from t2t_jax.model.transformer import Transformer

@@ -18,7 +18,7 @@ from t2t_jax.data.mixture import Mixture
 from t2t_jax.data.preparation import open_store
 from t2t_jax.data.task import Task, task_of
 from t2t_jax.data.token_store import TokenStore
-from t2t_jax.decoding.pool import Ensemble
+from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer, TransformerConfig

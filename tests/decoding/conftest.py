@@ -6,7 +6,7 @@ import pytest
 from t2t_jax import sharding
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.tokenizer import train_vocabulary
-from t2t_jax.decoding.pool import Ensemble
+from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.model.transformer import Transformer
 from tests import tiny

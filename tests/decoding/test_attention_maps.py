@@ -15,7 +15,7 @@ from t2t_jax.data.ready_vocabulary import model_of_merges
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.tokenizer import EOS, train_vocabulary
 from t2t_jax.decoding.attention_maps import START, AttentionMap, Words, attention_maps
-from t2t_jax.decoding.pool import Ensemble
+from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from t2t_jax.model.attention import ATTENTIONS, MultiHeadAttention

@@ -12,7 +12,7 @@ from t2t_jax import sharding
 from t2t_jax.data.task import TASKS
 from t2t_jax.data.tokenizer import EOS
 from t2t_jax.decoding import batch_shapes, pool
-from t2t_jax.decoding.pool import Ensemble
+from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.search_options import SearchOptions
 from t2t_jax.decoding.search_state import length_penalty

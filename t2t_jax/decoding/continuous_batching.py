@@ -20,22 +20,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 
 from t2t_jax import sharding
 from t2t_jax.decoding import batch_shapes, beam_search
 from t2t_jax.decoding.batch_shapes import bucket_length, num_searches, pad
 from t2t_jax.decoding.beam_search import Hypotheses, Search, SearchOptions
+from t2t_jax.decoding.ensemble import Ensemble, average_probabilities
 from t2t_jax.model.kv_cache import SourceCache, admit_to_cache, reorder_cache, resize_cache
 from t2t_jax.model.transformer import Transformer
 from t2t_jax.threads import in_threads
-
-
-class Ensemble(NamedTuple):
-    """One model, or several with the same vocabulary whose probabilities are averaged."""
-
-    modules: tuple[Transformer, ...]
-    params: tuple[Any, ...]
 
 
 class Request(NamedTuple):
@@ -319,9 +313,9 @@ def _admit(
 
 def _append(finished: Finished, ended: Bool[Array, " B"], owners: Int[Array, " B"], results: Hypotheses) -> Finished:
     """`finished` and the results of the rows that have `ended`."""
-    nowhere = len(finished.owners)
-    places = jnp.where(ended, finished.count + jnp.cumsum(ended) - 1, nowhere)
-    write = lambda old, new: old.at[places].set(new, mode="drop")
+    out_of_bounds = len(finished.owners)
+    indices = jnp.where(ended, finished.count + jnp.cumsum(ended) - 1, out_of_bounds)
+    write = lambda old, new: old.at[indices].set(new, mode="drop")
     hypotheses = jax.tree.map(write, finished.hypotheses, results)
     return Finished(write(finished.owners, owners), hypotheses, finished.count + ended.sum())
 
@@ -330,14 +324,6 @@ def _append(finished: Finished, ended: Bool[Array, " B"], owners: Int[Array, " B
 def _resize(mesh: Mesh, state: State, capacity: int) -> State:
     caches = tuple(resize_cache(cache, capacity) for cache in state.caches)
     return _shard(State(beam_search.resize(state.search, capacity), caches, state.owners), mesh)
-
-
-def average_probabilities(logits: Sequence[Float[Array, "*n vocab"]]) -> Float[Array, "*n vocab"]:
-    """The logits of an ensemble: the logarithm of the mean of its members' probabilities."""
-    if len(logits) == 1:
-        return logits[0]
-    log_probs = jnp.stack([jax.nn.log_softmax(x) for x in logits])
-    return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits))
 
 
 def _shard(state: State, mesh: Mesh) -> State:
