@@ -47,7 +47,7 @@ def test_base_ende_has_the_values_of_the_paper():
         "model.norm": "post", "model.share_embeddings": True, "data.vocab_size": 37000, "data.tokens_per_batch": 25000,
         "optimizer.warmup_steps": 4000, "optimizer.beta1": 0.9, "optimizer.beta2": 0.98, "optimizer.epsilon": 1e-9,
         "optimizer.learning_rate_factor": 1.0, "train.train_steps": 100_000, "train.label_smoothing": 0.1,
-        "checkpoint.interval_steps": 1500, "checkpoint.interval_minutes": 0.0, "checkpoint.average_last": 5,
+        "checkpoint.interval_steps": 1500, "checkpoint.interval_minutes": 10.0, "checkpoint.average_last": 5,
         "decode.beam_size": 4, "decode.alpha": 0.6, "decode.max_extra_length": 50,
     }  # fmt: skip
     assert {field: flat(config)[field] for field in paper} == paper
