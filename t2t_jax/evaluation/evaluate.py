@@ -22,6 +22,7 @@ from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
 
 _SCORED_TOGETHER = 1024  # sentence pairs, between two updates of the progress bar
+_RECORDED = ("beam_size", "alpha", "early_stop")  # the decode options that are part of the scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,31 +82,22 @@ def evaluate(
     sources: Sequence[str],
     references: Sequence[str],
     *,
-    beam_size: int,
-    alpha: float,
-    max_extra_length: int,
-    early_stop: str = "exact",
-    constrained: bool = False,
     target_language: str | None = None,
     name: str = "test",
     decode_sentences: int | None = None,
+    **options: Any,
 ) -> Evaluation:
     """Perplexities of the references, and scores of the decoded sources against them; progress on standard error.
 
-    Several processes share the sentences. At most the first `decode_sentences` sources are decoded, by default all;
-    with 0 there are perplexities alone. The scores of Moses tokens, the paper's BLEU among them, need
-    `target_language`. If the task has a grammar, the scores also say how many outputs were not well-formed, and which
-    repairs they needed.
+    `options` are those of `Translator.translate`. Several processes share the sentences. At most the first
+    `decode_sentences` sources are decoded, by default all; with 0 there are perplexities alone. The scores of Moses
+    tokens, the paper's BLEU among them, need `target_language`. If the task has a grammar, the scores also say how many
+    outputs were not well-formed, and which repairs they needed.
     """
     metric = METRICS[translator.task.metric]
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
     translator.check_lengths(sources, references)
-
-    options = {
-        "beam_size": beam_size, "alpha": alpha, "max_extra_length": max_extra_length, "early_stop": early_stop,
-        "constrained": constrained,
-    }  # fmt: skip
 
     def decode(sources):
         with _bar(f"translating {name}", sources) as bar:
@@ -121,12 +113,11 @@ def evaluate(
     scores |= {
         **metric.score(sources, outputs, references, target_language, translator.vocabularies.target.lowercases),
         "headline": metric.headline,
-        "beam_size": beam_size,
-        "alpha": alpha,
-        "early_stop": early_stop,
+        **{option: options[option] for option in _RECORDED if option in options},
     }
     if translator.task.grammar:
-        scores |= _well_formed([repairs for _, repairs in decoded]) | {"constrained": constrained}
+        scores |= _well_formed([repairs for _, repairs in decoded])
+        scores["constrained"] = options.get("constrained", False)
     return Evaluation(scores, outputs, metric)
 
 

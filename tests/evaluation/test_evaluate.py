@@ -30,7 +30,7 @@ class Echo(Translator):
     def translate(self, sentences, on_progress, **options):
         for _ in sentences:
             on_progress(1)
-        assert options == OPTIONS | {"early_stop": "exact", "constrained": False}
+        self.options = options
         return [[Hypothesis(s, [s], -1.0, -1.0, 1, [-1.0])] for s in sentences]
 
     def check_lengths(self, sources, references):
@@ -63,6 +63,13 @@ def test_every_sentence_counts_also_empty_ones():
     assert found.outputs == ["a b c d", ""]
     assert found.scores["sentences"] == 2 and found.scores["sacrebleu"] < 100
     assert found.scores["beam_size"] == 4 and found.scores["alpha"] == 0.6
+
+
+def test_every_decode_option_reaches_the_search():
+    translator, options = Echo(), OPTIONS | {"early_stop": "beam_full", "no_repeat_ngram": 3}
+    scores = evaluate(translator, ["a b"], ["a b"], **options).scores
+    assert translator.options == options
+    assert {"beam_size": 4, "alpha": 0.6, "early_stop": "beam_full"}.items() <= scores.items()
 
 
 def test_the_progress_of_an_evaluation_is_shown(monkeypatch):
