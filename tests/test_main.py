@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import sacrebleu
 
 import t2t_jax
 from t2t_jax.checkpoints import Checkpoints
+from t2t_jax.files import read_object, write_object
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
 from tests.runs import tiny_config
@@ -420,6 +422,29 @@ def test_translate_takes_every_option_of_the_search(command, run, tmp_path):
     assert len(hypotheses(output)) == 3
     assert translate(f"--workdir={run},{run}")[1] == translate()[1]
     assert translate("--dtype=bfloat16", "--no_repeat_ngram=2")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("source_language", "de", "workdir: data.source_language is 'en' in RUN but 'de' in OTHER; the runs of an"),
+        ("target_language", "fr", "data.target_language is 'de' in RUN but 'fr' in OTHER"),
+        ("task", "parsing", "data.task is 'translation' in RUN but 'parsing' in OTHER"),
+        ("target_language", "target", None),  # as of an imported model that does not name its languages
+    ],
+)
+def test_an_ensemble_is_of_one_task_and_one_direction(command, run, tmp_path, field, value, message):
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    config = read_object(other / "config.json")
+    config["data"][field] = value
+    write_object(other / "config.json", config)
+    code, output, errors = command("--mode=translate", f"--workdir={run},{other}", stdin=b"one\n")
+    if message:
+        expected = message.replace("RUN", run).replace("OTHER", str(other))
+        assert code == 2 and output == "" and expected in errors.splitlines()[-1]
+    else:
+        assert code == 0 and output == command("--mode=translate", f"--workdir={run}", stdin=b"one\n")[1]
 
 
 def test_mistakes_in_the_options_of_the_search_are_one_line(command, run, tmp_path):

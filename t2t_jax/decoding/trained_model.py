@@ -12,6 +12,8 @@ from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shap
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
 
+_UNKNOWN_LANGUAGES = ("source", "target")  # of an imported model that does not name its own
+
 
 class TrainedModel(NamedTuple):
     """What a run folder has learned; `checkpoint` names where from, such as "averaged checkpoint 6"."""
@@ -28,13 +30,26 @@ class TrainedModel(NamedTuple):
 
 
 def restore_all(path: str | Path, step: int | str | None) -> list[TrainedModel]:
-    """`restore` of each of the folders, separated by commas, which must have the same vocabulary."""
+    """`restore` of each of the folders, separated by commas: an ensemble, of one task, direction and vocabulary."""
     members = [restore(member, step) for member in str(path).split(",")]
     first = members[0]
     for member in members[1:]:
+        _check_same_task(first.run, member.run)
         if member.vocabularies.checksum != first.vocabularies.checksum:
             raise InputError(f"workdir: {first.run.path} and {member.run.path} have different vocabularies")
     return members
+
+
+def _check_same_task(first: RunFolder, other: RunFolder) -> None:
+    """Refuses an ensemble of runs that do different things, such as translate in opposite directions."""
+    ours, theirs = first.config["data"], other.config["data"]
+    for field in ("task", "source_language", "target_language"):
+        values = {ours[field], theirs[field]}
+        if len(values) > 1 and values.isdisjoint(_UNKNOWN_LANGUAGES):
+            raise InputError(
+                f"workdir: data.{field} is {ours[field]!r} in {first.path} but {theirs[field]!r} in {other.path}; the "
+                "runs of an ensemble must have the same"
+            )
 
 
 def restore(path: str | Path, step: int | str | None = None) -> TrainedModel:
