@@ -71,8 +71,10 @@ def evaluate(args: flags.FlagValues) -> None:
     given = {name: args[name].value for name in ("split", "source", "reference", "output", "dtype")}
     step = checkpoint(args.step)
     with local_runs(workdir, needed_to_read(step)) as run:
-        scores = evaluate_run(run, step=step, **given, **decode_options(args))
-    print(json.dumps(scores, indent=2))
+        scores, stored = evaluate_run(run, step=step, **given, **decode_options(args))
+        print(json.dumps(scores, indent=2))  # before the upload of a remote run, which may not be permitted
+    if stored:
+        print(f"stored in {stored}", file=sys.stderr)
 
 
 def translate(args: flags.FlagValues) -> None:

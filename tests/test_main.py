@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import sacrebleu
+from fsspec.implementations.memory import MemoryFileSystem
 
 import t2t_jax
 from t2t_jax.checkpoints import Checkpoints
@@ -304,6 +305,20 @@ def test_evaluate_scores_the_dev_set_and_keeps_its_scores_apart_from_those_of_th
     files = [f"--source={prefix}.en", f"--reference={prefix}.de"]
     code, _, errors = command("--mode=evaluate", f"--workdir={run}", "--split=dev", *files)
     assert code == 2 and "--split=dev is of the run's own data; leave it out, or --source and --reference" in errors
+
+
+def test_scores_that_may_not_be_uploaded_are_printed_and_not_called_stored(command, run, monkeypatch):
+    store = MemoryFileSystem()
+    store.put(f"{run}/", "/bucket/run", recursive=True)
+
+    def refuse(*arguments, **options):
+        raise PermissionError("read only")
+
+    monkeypatch.setattr(MemoryFileSystem, "put", refuse)
+    code, output, errors = command("--mode=evaluate", "--workdir=memory://bucket/run", "--step=last")
+    store.rm("/bucket", recursive=True)
+    assert code == 2 and json.loads(output)["sentences"] > 0
+    assert "no permission (read only)" in errors.splitlines()[-1] and "stored in" not in errors
 
 
 def test_score_prints_one_object_for_each_pair(command, run, tmp_path):

@@ -133,7 +133,9 @@ def in_json(run, lines, constrained):
 
 def test_both_decodings_of_a_run_become_records_and_rows_of_table_4(run, tmp_path, capsys):
     scores = [
-        evaluate_run(str(run), step=None, source=None, reference=None, output=None, dtype=None, constrained=constrained)
+        evaluate_run(
+            str(run), step=None, source=None, reference=None, output=None, dtype=None, constrained=constrained
+        )[0]
         for constrained in (False, True)
     ]
     evaluations = sorted(map(str, (run / "evaluations").glob("*.json")))

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,9 +136,11 @@ def evaluate_run(
     dtype: str | None,
     split: str | None = None,
     **options: Any,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], str | None]:
     """Scores a run on its test sets, or on two text files, and stores the scores in RUN/evaluations or `output`.
 
+    Returns the scores and the name of the file in RUN, None with `output`. If RUN is the copy of a URL, that file is
+    there only after the upload that follows.
     With `split` "dev" its dev set is scored, which decoding may be tuned on, in place of the test sets. The checkpoint,
     the options and the checksums of the files are stored with the scores; result.json is not changed. `options` are
     those of `Translator.translate`, `dtype` is that of the computation; by default the run's.
@@ -185,10 +186,9 @@ def evaluate_run(
     }
     if output:
         write_json(output_path(output), scores | conditions)
-    else:
-        kept = run.keep_evaluation(scores, conditions)
-        print(f"stored in {original_of(run.path)}/{kept.relative_to(run.path)}", file=sys.stderr)
-    return scores
+        return scores, None
+    kept = run.keep_evaluation(scores, conditions)
+    return scores, f"{original_of(run.path)}/{kept.relative_to(run.path)}"
 
 
 def _check_output(output: str, runs: Sequence[str], inputs: Sequence[str]) -> None:

@@ -135,9 +135,10 @@ def scored(tmp_path, monkeypatch):
 
 def test_a_run_is_scored_in_its_own_target_language(scored, monkeypatch):
     kept = Path(scored["workdir"], "evaluations")
-    scores = evaluate_run(**scored, output=None, dtype=None)
+    scores, path = evaluate_run(**scored, output=None, dtype=None)
     assert "tok:moses-de|compounds:split" in scores["paper_signature"]
     (stored,) = kept.iterdir()
+    assert path == str(stored)
     assert read_object(stored).items() > scores.items()
     evaluate_run(**scored, output=None, dtype="bfloat16")
     evaluate_run(**scored, output=None, dtype="bfloat16")
@@ -155,14 +156,14 @@ def test_scores_are_written_to_what_the_output_links_to(scored, tmp_path):
             target.write_text(content)
         link.unlink(missing_ok=True)
         link.symlink_to(target)
-        scores = evaluate_run(**scored, output=str(link), dtype=None)
+        scores, _ = evaluate_run(**scored, output=str(link), dtype=None)
         assert link.is_symlink() and json.loads(target.read_text()).items() > scores.items()
     target.unlink()
     os.mkfifo(target)
     reader = threading.Thread(target=lambda: read.append(target.read_text()), daemon=True)
     read = []
     reader.start()
-    scores = evaluate_run(**scored, output=str(link), dtype=None)
+    scores, _ = evaluate_run(**scored, output=str(link), dtype=None)
     reader.join(60)
     assert target.is_fifo() and json.loads(read[0]).items() > scores.items()
 
