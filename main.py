@@ -8,33 +8,19 @@ Standard output carries results only. Exit codes: 0 done; 1 a bug in this code; 
 """
 
 import contextlib
-import importlib
 import json
 import os
-import re
 import shlex
 import sys
-from collections.abc import Callable
 from typing import Any
 
-from absl import flags, logging
-from ml_collections import ConfigDict, config_flags
+from absl import flags
 
 from configs import base_ende
-from t2t_jax import huge_pages, signals
-from t2t_jax.command_line import (
-    check_config,
-    checkpoint,
-    config_path,
-    failure_of,
-    join_config,
-    number_range,
-    reason_of,
-    step_list,
-    unknown_field,
-)
-from t2t_jax.errors import InputError, choice, exit_code_of, open_standard_streams
-from t2t_jax.files import cache_folder, flat
+from t2t_jax import command_line, huge_pages, signals
+from t2t_jax.command_line import checkpoint, config_of, expand_users, number_range, required, step_list
+from t2t_jax.errors import InputError, exit_code_of, open_standard_streams
+from t2t_jax.files import cache_folder
 
 # Each mode imports what it needs, so that a mistyped flag is reported before JAX is loaded.
 
@@ -194,18 +180,14 @@ FLAGS_OF = {
 }
 # The flag without which each of these has no effect.
 _NEEDS = dict.fromkeys(("seed", *_SAMPLING), "sample") | {"diversity": "groups"}
-# Flags that have no effect with --sample.
-_OF_BEAM_SEARCH = ("beam_size", "early_stop")
+# The flag with which each of these has no effect.
+_EXCLUDED_BY = dict.fromkeys(("beam_size", "early_stop"), "sample")
 
 
 def define_flags(argv: list[str]) -> flags.FlagValues:
     """Defines all flags, unparsed; --config.SECTION.FIELD exists for each field of the config file in `argv`."""
-    args = flags.FlagValues()
+    args = command_line.define_config(argv)
     by_default = "default: that of the run's config"
-    config_flags.DEFINE_config_file(
-        "config", None, "A config file, such as configs/base_ende.py; --config.SECTION.FIELD=VALUE overrides a field.",
-        flag_values=args, sys_argv=argv,
-    )  # fmt: skip
     define = {
         flags.DEFINE_string: {
             "workdir": (None, "Run folder, or its URL; translate, score and evaluate take an ensemble as RUN1,RUN2."),
@@ -299,79 +281,14 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
 
 def parse(argv: list[str]) -> flags.FlagValues:
     """The parsed flags; any mistake in them or in the config file is an InputError of one line."""
-    argv = join_config(argv)
-    path, base = config_path(argv), base_ende.get_config()
-    if absl_own := [arg for arg in argv[1:] if re.match("--?(flagfile|undefok)", arg)]:
-        raise InputError(f"{absl_own[0]}: no such flag; --help lists all")
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # ml_collections also logs what it raises
-    try:
-        args = define_flags(argv)
-        extra = args(argv)[1:]
-    except flags.Error as error:
-        raise InputError(unknown_field(argv, base) or reason_of(error, path)) from error
-    except (Exception, SystemExit) as error:  # a config file is a program and may raise anything
-        raise InputError(unknown_field(argv, base) or failure_of(error, path, base)) from error
-    finally:
-        logging.set_verbosity(verbosity)
-    if extra:
-        raise InputError(f"unexpected argument {extra[0]!r}; options start with --")
-    if path is not None:
-        check_config(path, args.config, base)
-    return args
-
-
-def config_of(args: flags.FlagValues) -> ConfigDict:
-    """--config as changed by the flags --config.SECTION.FIELD and, in other fields, by --preset."""
-    config = required(args, "config")
-    if args.preset is None:
-        return config
-    before = flat(config.to_dict())
-    load_preset("--preset", args.preset)(config)
-    given = {field: x for field, x in before.items() if f"config.{field}" in args and args[f"config.{field}"].present}
-    config.update_from_flattened_dict(given)
-    return config
-
-
-def load_preset(flag: str, name: str) -> Callable[[ConfigDict], None]:
-    """What changes a config in place as configs/presets/NAME.py says; `flag` gives the name."""
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "configs", "presets")
-    known = [file.removesuffix(".py") for file in os.listdir(folder) if not file.startswith("_")]
-    return importlib.import_module(f"configs.presets.{choice(flag, name, sorted(known))}").apply
+    return command_line.parse(argv, define_flags, base_ende.get_config())
 
 
 def refuse_unused(args: flags.FlagValues) -> None:
-    """Refuses flags that the mode does not use."""
-    given = {name.partition(".")[0] for name in args if args[name].present} - {"mode", "help", "h"}
-    for name in sorted(given):
-        if name not in FLAGS_OF[args.mode]:
-            modes = " or ".join(mode for mode, names in FLAGS_OF.items() if name in names)
-            raise InputError(f"--{name} is not used by --mode={args.mode}; it is for --mode={modes}")
-        if name in _NEEDS and (needed := args[_NEEDS[name]]).value == needed.default:
-            if needed.present:
-                raise InputError(f"--{name} has no effect with --{needed.name}={needed.value}; leave out both")
-            raise InputError(f"--{name} has no effect without --{needed.name}; give both or neither")
-        if name in _OF_BEAM_SEARCH and args.sample:
-            raise InputError(f"--{name} has no effect with --sample; leave out one of them")
-    if "n_best" in given and args.n_best > 1 and args.output_format == "text":
+    """Refuses flags that have no effect in the mode."""
+    command_line.refuse_unused(args, FLAGS_OF, _NEEDS, _EXCLUDED_BY)
+    if args.n_best > 1 and args.output_format == "text":
         raise InputError(f"--n_best={args.n_best} needs --output_format=jsonl; text has one translation a line")
-
-
-def expand_users(args: flags.FlagValues) -> None:
-    """Puts the home folder for a leading ~ into the paths of runs, which the shell leaves in --workdir=~/RUN."""
-    for name in ("workdir", "init_from"):
-        if args[name].value:
-            args[name].value = ",".join(map(os.path.expanduser, args[name].value.split(",")))
-
-
-def required(args: flags.FlagValues, name: str) -> Any:
-    """The value of a flag that this mode requires."""
-    if args[name].value in (None, ""):
-        example = {"config": "configs/quickstart.py", "workdir": "runs/quickstart", "format": "ctranslate2"}.get(
-            name, "FILE"
-        )
-        raise InputError(f"--mode={args.mode} needs --{name}, for example --{name}={example}")
-    return args[name].value
 
 
 def run_folders(args: flags.FlagValues) -> contextlib.AbstractContextManager[str]:

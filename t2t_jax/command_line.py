@@ -1,17 +1,119 @@
-"""What the command line says, checked: the config and its fields, checkpoints and steps; each mistake in one line."""
+"""Parses the command line: the config and its fields, presets, checkpoints and steps; each mistake in one line."""
 
 import difflib
 import functools
+import importlib
 import operator
 import os
+import pkgutil
 import re
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from absl import flags
-from ml_collections import ConfigDict
+from absl import flags, logging
+from ml_collections import ConfigDict, config_flags
 
-from t2t_jax.errors import InputError, on_one_line
+from t2t_jax.errors import InputError, choice, on_one_line
 from t2t_jax.files import flat
+
+flags.disclaim_key_flags()  # --help lists --config among the flags of the script that calls define_config
+
+
+def define_config(argv: list[str]) -> flags.FlagValues:
+    """--config alone, unparsed; --config.SECTION.FIELD exists for each field of the config file in `argv`."""
+    args = flags.FlagValues()
+    config_flags.DEFINE_config_file(
+        "config", None, "A config file, such as configs/base_ende.py; --config.SECTION.FIELD=VALUE overrides a field.",
+        flag_values=args, sys_argv=argv,
+    )  # fmt: skip
+    return args
+
+
+def parse(argv: list[str], define: Callable[[list[str]], flags.FlagValues], base: ConfigDict) -> flags.FlagValues:
+    """The parsed flags; any mistake in them or in the config file is an InputError of one line.
+
+    `define` defines them, unparsed; `base` is the config of configs/base_ende.py.
+    """
+    argv = join_config(argv)
+    path = config_path(argv)
+    if absl_own := [arg for arg in argv[1:] if re.match("--?(flagfile|undefok)", arg)]:
+        raise InputError(f"{absl_own[0]}: no such flag; --help lists all")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # ml_collections also logs what it raises
+    try:
+        args = define(argv)
+        extra = args(argv)[1:]
+    except flags.Error as error:
+        raise InputError(unknown_field(argv, base) or reason_of(error, path)) from error
+    except (Exception, SystemExit) as error:  # a config file is a program and may raise anything
+        raise InputError(unknown_field(argv, base) or failure_of(error, path, base)) from error
+    finally:
+        logging.set_verbosity(verbosity)
+    if extra:
+        raise InputError(f"unexpected argument {extra[0]!r}; options start with --")
+    if path is not None:
+        check_config(path, args.config, base)
+    return args
+
+
+def config_of(args: flags.FlagValues) -> ConfigDict:
+    """--config as changed by the flags --config.SECTION.FIELD and, in other fields, by --preset."""
+    config = required(args, "config")
+    if args.preset is None:
+        return config
+    before = flat(config.to_dict())
+    load_preset("--preset", args.preset)(config)
+    given = {field: x for field, x in before.items() if f"config.{field}" in args and args[f"config.{field}"].present}
+    config.update_from_flattened_dict(given)
+    return config
+
+
+def load_preset(flag: str, name: str) -> Callable[[ConfigDict], None]:
+    """What changes a config in place as configs/presets/NAME.py says; `flag` gives the name."""
+    folder = importlib.import_module("configs.presets").__path__  # by name: configs/ is not part of the package
+    known = [module.name for module in pkgutil.iter_modules(folder)]
+    return importlib.import_module(f"configs.presets.{choice(flag, name, sorted(known))}").apply
+
+
+def refuse_unused(
+    args: flags.FlagValues,
+    flags_of: Mapping[str, Collection[str]],
+    needs: Mapping[str, str],
+    excluded_by: Mapping[str, str],
+) -> None:
+    """Refuses flags that have no effect.
+
+    `flags_of` are the flags of each mode. A flag of `needs` has no effect without the other, one of `excluded_by` none
+    with the other.
+    """
+    given = {name.partition(".")[0] for name in args if args[name].present} - {"mode", "help", "h"}
+    for name in sorted(given):
+        if name not in flags_of[args.mode]:
+            modes = " or ".join(mode for mode, names in flags_of.items() if name in names)
+            raise InputError(f"--{name} is not used by --mode={args.mode}; it is for --mode={modes}")
+        if name in needs and (needed := args[needs[name]]).value == needed.default:
+            if needed.present:
+                raise InputError(f"--{name} has no effect with --{needed.name}={needed.value}; leave out both")
+            raise InputError(f"--{name} has no effect without --{needed.name}; give both or neither")
+        if name in excluded_by and args[excluded_by[name]].value:
+            raise InputError(f"--{name} has no effect with --{excluded_by[name]}; leave out one of them")
+
+
+def expand_users(args: flags.FlagValues) -> None:
+    """Puts the home folder for a leading ~ into the paths of runs, which the shell leaves in --workdir=~/RUN."""
+    for name in ("workdir", "init_from"):
+        if args[name].value:
+            args[name].value = ",".join(map(os.path.expanduser, args[name].value.split(",")))
+
+
+def required(args: flags.FlagValues, name: str) -> Any:
+    """The value of a flag that this mode requires."""
+    if args[name].value in (None, ""):
+        example = {"config": "configs/quickstart.py", "workdir": "runs/quickstart", "format": "ctranslate2"}.get(
+            name, "FILE"
+        )
+        raise InputError(f"--mode={args.mode} needs --{name}, for example --{name}={example}")
+    return args[name].value
 
 
 def join_config(argv: list[str]) -> list[str]:

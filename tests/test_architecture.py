@@ -37,7 +37,7 @@ LEVELS = {
     "configs": 5,
     "benchmarks": 8,
     "main": 6,
-    "experiments": 7,
+    "experiments": 6,
 }
 NO_JAX = (
     "t2t_jax.command_line", "t2t_jax.errors", "t2t_jax.event_file", "t2t_jax.files", "t2t_jax.huge_pages",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import main
 from configs import base_ende
+from t2t_jax.command_line import config_of, expand_users
 from t2t_jax.decoding.search_options import EARLY_STOPS
 from t2t_jax.errors import InputError, StopError
 from t2t_jax.files import flat
@@ -59,26 +60,26 @@ def test_a_leading_tilde_in_the_path_of_a_run_is_the_home_folder(monkeypatch):
     """Shells leave it in --workdir=~/run."""
     monkeypatch.setenv("HOME", "/home/me")
     args = parse("--mode=translate", "--workdir=~/a,s3://bucket/~/b,~/c,d/~")
-    main.expand_users(args)
+    expand_users(args)
     assert args.workdir == "/home/me/a,s3://bucket/~/b,/home/me/c,d/~"
     args = parse(QUICKSTART, "--workdir=~/a", "--init_from=~/b")
-    main.expand_users(args)
+    expand_users(args)
     assert (args.workdir, args.init_from) == ("/home/me/a", "/home/me/b")
 
 
 def test_a_preset_changes_all_fields_but_those_of_flags():
-    config = main.config_of(parse(QUICKSTART, "--preset=gpu", "--config.train.dtype=float32"))
+    config = config_of(parse(QUICKSTART, "--preset=gpu", "--config.train.dtype=float32"))
     assert config.evaluate.dtype == "bfloat16" and config.data.packing
     assert config.train.dtype == "float32" and config.is_locked
-    fused = main.config_of(parse(QUICKSTART, "--config.machine.fused_attention=False"))
+    fused = config_of(parse(QUICKSTART, "--config.machine.fused_attention=False"))
     assert config.machine.fused_attention is None and fused.machine.fused_attention is False
-    assert main.config_of(parse("--config=configs/base_ende.py", "--preset=miniature")).model.d_model == 64
+    assert config_of(parse("--config=configs/base_ende.py", "--preset=miniature")).model.d_model == 64
     for flags, message in {
         ("--preset=gpu",): "--mode=train needs --config",
         (QUICKSTART, "--preset=gup"): "--preset: unknown value 'gup'",
     }.items():
         with pytest.raises(InputError, match=message):
-            main.config_of(parse(*flags))
+            config_of(parse(*flags))
 
 
 @pytest.mark.parametrize(

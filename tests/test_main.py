@@ -99,6 +99,8 @@ def test_help_names_the_modes_and_the_config(command):
         in re.sub(r"\n\s*", "", output)
         and "--config" in output
     )
+    headings = re.findall(r"^\S+:$", output, re.MULTILINE)
+    assert len(headings) == 1, "one list of flags, whichever module defines them"
 
 
 def test_a_config_that_does_not_run_is_one_line(command, tmp_path):

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import main
+from configs import base_ende
 from experiments.sweep.trials import MAIN, Trial
+from t2t_jax import command_line
 from t2t_jax.errors import InputError, choice
 from t2t_jax.files import flat
 
@@ -53,7 +54,7 @@ def row_files(folder: str, rows: str | None = None) -> dict[str, Path]:
 
 def parse_settings(settings: Sequence[str]) -> tuple[list[Preset], dict[str, str]]:
     """The presets, and {field: value}. Values override presets, whatever their order."""
-    presets = [main.load_preset("--set", setting[1:]) for setting in settings if setting.startswith("@")]
+    presets = [command_line.load_preset("--set", setting[1:]) for setting in settings if setting.startswith("@")]
     values = {}
     for setting in settings:
         field, separator, value = setting.partition("=")
@@ -123,4 +124,5 @@ def make_trial(name: str, workdir: Path, path: Path, changes: dict[str, str], sc
 def parse_config(path: Path, changes: dict[str, str] | None = None) -> Any:
     """The config as `main.py` parses it from the file and the flags."""
     flags = [f"--config.{field}={value}" for field, value in (changes or {}).items()]
-    return main.parse(["main.py", f"--config={path}", *flags]).config
+    argv = ["main.py", f"--config={path}", *flags]
+    return command_line.parse(argv, command_line.define_config, base_ende.get_config()).config
