@@ -293,9 +293,9 @@ def refuse_unused(args: flags.FlagValues) -> None:
 
 def run_folders(args: flags.FlagValues) -> contextlib.AbstractContextManager[str]:
     """--workdir for a mode that only reads it, which may then also be the folder of a published Marian model."""
-    from t2t_jax.interop import imported
+    from t2t_jax.interop import workdir
 
-    return imported.run_folders(args.workdir, checkpoint(args.step))
+    return workdir.run_folders(args.workdir, checkpoint(args.step))
 
 
 def joined_processes(args: flags.FlagValues, timeout_seconds: float) -> contextlib.AbstractContextManager[None]:

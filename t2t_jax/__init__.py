@@ -10,7 +10,7 @@ def restore(run: str, step: int | None = None):
     temporary one, which is gone.
     """
     from t2t_jax.decoding.trained_model import restore
-    from t2t_jax.interop.imported import run_folders
+    from t2t_jax.interop.workdir import run_folders
 
     with run_folders(run, step) as run:
         return restore(run, step)
@@ -22,7 +22,7 @@ def load(run: str, step: int | None = None, *, dtype: str = "float32"):
     A folder with a published Marian model, such as Opus-MT's, is read too, and a run in an object store by its URL.
     """
     from t2t_jax.decoding.translator import load
-    from t2t_jax.interop.imported import run_folders
+    from t2t_jax.interop.workdir import run_folders
 
     with run_folders(run, step) as run:
         return load(run, step, dtype=dtype)

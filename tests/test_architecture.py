@@ -98,5 +98,18 @@ def test_importing_the_package_is_light():
     assert not list(imports(ROOT / "t2t_jax/__init__.py", top_only=True))
 
 
+@pytest.mark.parametrize("package", sorted({path.parent for path in FILES}), ids=lambda path: path.name)
+def test_files_do_not_import_one_another_in_a_circle(package):
+    """Also not inside functions, which would hide the circle."""
+    below = {}
+    for path in package.glob("*.py"):
+        found = set(imports(path))
+        below[module(path)] = found | {imported.rpartition(".")[0] for imported in found}
+    while below:
+        lowest = {name for name in below if not below[name] & (below.keys() - {name})}
+        assert lowest, f"a circle among {sorted(below)}"
+        below = {name: found for name, found in below.items() if name not in lowest}
+
+
 def test_nothing_is_named_for_nothing():
     assert not [p for p in FILES if p.stem in ("utils", "helpers", "common", "misc")]

@@ -187,17 +187,17 @@ def test_a_stopped_export_or_import_leaves_nothing_behind(tmp_path, program):
 OPEN_MARIAN = """
 from pathlib import Path
 from t2t_jax import signals
-from t2t_jax.interop import from_marian, imported
+from t2t_jax.interop import workdir
 
 def write(path, folder):
     folder.mkdir()
     (folder / "weights").write_text("half")
     {sleep}
 
-imported.is_marian = lambda path: True
-from_marian.from_marian = write
+workdir.is_marian = lambda path: True
+workdir.from_marian = write
 signals.watch()
-with imported.run_folders("model"):
+with workdir.run_folders("model"):
     pass
 """
 DOWNLOAD = """

@@ -1,12 +1,12 @@
 """Exports a run as a folder that another system loads directly (`main.py --mode=export`)."""
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 
 from t2t_jax.decoding.trained_model import TrainedModel, restore
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import choice
 from t2t_jax.files import new_folder
+from t2t_jax.interop.optional_packages import need
 from t2t_jax.interop.to_ctranslate2 import write_ctranslate2
 from t2t_jax.interop.to_marian import write_marian
 from t2t_jax.interop.to_safetensors import write_safetensors
@@ -26,11 +26,3 @@ def export_run(workdir: str, *, format: str, output: str, step: int | str | None
     need(package)
     with new_folder("output", output) as folder:
         write(restore(workdir, step), folder)
-
-
-def need(package: str) -> None:
-    """Raises InputError where an optional package is not installed."""
-    try:
-        importlib.import_module(package)
-    except ImportError:
-        raise InputError(f"this needs the package {package}; pip install 't2t_jax[interop]'") from None

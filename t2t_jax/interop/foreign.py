@@ -19,7 +19,7 @@ import numpy as np
 
 from t2t_jax.errors import DamagedError, InputError, StopError, on_one_line, shown
 from t2t_jax.files import existing_file, read_json
-from t2t_jax.interop.export import need
+from t2t_jax.interop.optional_packages import need
 from t2t_jax.interop.torch_names import State
 
 _MOST_JSON = 1 << 24  # bytes; parsed, JSON takes some 20 times as much memory

@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,9 @@ from t2t_jax import signals
 from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.errors import DamagedError, InputError, exit_code_of
-from t2t_jax.interop.foreign import foreign_json
 from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
-from t2t_jax.remote_run import local_runs, needed_to_read
 from t2t_jax.run_folder import RunFolder
-from t2t_jax.temporary_folders import standing_for, temporary_folder
 
 
 def write_run(
@@ -57,35 +54,6 @@ def write_run(
     with contextlib.closing(CheckpointWriter(run.averaged, keep=1)) as checkpoints:
         metadata = {"vocabulary": Vocabularies.open(folder).checksum, "imported_from": origin}
         checkpoints.save(0, params, None, metadata)
-
-
-@contextlib.contextmanager
-def run_folders(workdir: str | Path, step: int | str | None = None) -> Iterator[str]:
-    """`workdir` with a temporary run folder, for the time of the block, for each URL or Marian model in it.
-
-    `workdir` is a run folder or several with commas between, as `load` takes it; of a URL, checkpoint `step` is read.
-    """
-    from t2t_jax.interop.from_marian import from_marian  # which imports this module
-
-    with contextlib.ExitStack() as stack:
-        paths = stack.enter_context(local_runs(str(workdir), needed_to_read(step))).split(",")
-        temporary = stack.enter_context(temporary_folder())
-        for index, path in enumerate(paths):
-            if is_marian(path):
-                folder = temporary / str(index) / Path(path).resolve().name  # of "." and ".." too
-                folder.parent.mkdir()
-                from_marian(path, folder)
-                stack.enter_context(standing_for(folder, path))
-                paths[index] = str(folder)
-        yield ",".join(paths)
-
-
-def is_marian(path: str | Path) -> bool:
-    """Whether a folder holds a model of Hugging Face's MarianMTModel."""
-    try:
-        return foreign_json("workdir", Path(path) / "config.json").get("model_type") == "marian"
-    except (InputError, DamagedError):  # whoever opens it as a run folder says what is wrong with it
-        return False
 
 
 def _check(config: TransformerConfig, params: Params) -> None:

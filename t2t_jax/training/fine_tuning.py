@@ -14,7 +14,7 @@ from t2t_jax.data.task import Vocabularies
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import is_url, write_bytes
-from t2t_jax.interop.imported import run_folders
+from t2t_jax.interop.workdir import run_folders
 from t2t_jax.run_folder import RunFolder
 
 _KEPT = ("dropout", "attention_dropout")  # fields of the model that may change between runs

@@ -13,7 +13,7 @@ from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.interop.export import export_run
 from t2t_jax.interop.from_marian import from_marian
-from t2t_jax.interop.imported import run_folders
+from t2t_jax.interop.workdir import run_folders
 from tests.data import toy_corpus
 from tests.interop.test_marian import difference, our_logits
 
