@@ -50,13 +50,12 @@ def prepare(args: flags.FlagValues) -> None:
 
 
 def evaluate(args: flags.FlagValues) -> None:
-    workdir = required(args, "workdir")
+    required(args, "workdir")
     from t2t_jax.evaluation.evaluate import evaluate_run
-    from t2t_jax.remote_run import local_runs, needed_to_read
 
     given = {name: args[name].value for name in ("split", "source", "reference", "output", "dtype")}
     step = checkpoint(args.step)
-    with local_runs(workdir, needed_to_read(step)) as run:
+    with run_folders(args) as run:
         scores, stored = evaluate_run(run, step=step, **given, **decode_options(args))
         print(json.dumps(scores, indent=2))  # before the upload of a remote run, which may not be permitted
     if stored:
@@ -292,7 +291,7 @@ def refuse_unused(args: flags.FlagValues) -> None:
 
 
 def run_folders(args: flags.FlagValues) -> contextlib.AbstractContextManager[str]:
-    """--workdir for a mode that only reads it, which may then also be the folder of a published Marian model."""
+    """--workdir for a mode that trains nothing there, which may also be the folder of a published Marian model."""
     from t2t_jax.interop import workdir
 
     return workdir.run_folders(args.workdir, checkpoint(args.step))

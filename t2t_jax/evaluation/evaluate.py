@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.decoding.translator import Translator, check_options, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
-from t2t_jax.files import check_output, check_pairing, output_path, read_text, sha256, write_json
+from t2t_jax.files import check_output, check_pairing, is_url, output_path, read_text, sha256, write_json
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
@@ -148,12 +148,14 @@ def evaluate_run(
     first, *others = workdir.split(",")
     if others and not output:
         raise InputError("--workdir names several runs, and an ensemble has no folder; give --output=FILE")
+    if (original := original_of(first)) != first and not is_url(original) and not output:
+        raise InputError(f"workdir: {original} is a model of another system, not a run folder; give --output=FILE")
     if (source is None) != (reference is None):
         raise InputError("--source and --reference go together; give both, or neither for the run's own test set")
     if source is not None and split is not None:
         raise InputError(f"--split={split} is of the run's own data; leave it out, or --source and --reference")
     if output:
-        _check_output(output, workdir.split(","), [path for path in (source, reference) if path])
+        _check_output(output, map(original_of, workdir.split(",")), [path for path in (source, reference) if path])
     split, run = split or "test", RunFolder.open(first)
     options = run.decode_options(**options)
     check_options(**options)
@@ -191,7 +193,7 @@ def evaluate_run(
     return scores, f"{original_of(run.path)}/{kept.relative_to(run.path)}"
 
 
-def _check_output(output: str, runs: Sequence[str], inputs: Sequence[str]) -> None:
+def _check_output(output: str, runs: Iterable[str], inputs: Sequence[str]) -> None:
     """Refuses to write the scores over a file of a run or over the text that is scored."""
     path = check_output("output", output).resolve()
     if path in [Path(given).expanduser().resolve() for given in inputs]:

@@ -177,8 +177,16 @@ def test_the_folder_works_like_a_run(published, tmp_path, capsys, monkeypatch):
     assert main.main([*command, "--mode=score", f"--source={tmp_path}/en", f"--target={tmp_path}/de"]) == 0
     assert json.loads(capsys.readouterr().out)["num_tokens"] > 1
     assert main.main([*command, "--mode=export", "--format=ctranslate2", f"--output={tmp_path}/ct2"]) == 0
-    assert main.main([*command, "--mode=evaluate"]) == 2
-    assert "is a model of another system; make a run of it with python -m" in capsys.readouterr().err
+    evaluate = [*command, "--mode=evaluate", f"--source={tmp_path}/en", f"--reference={tmp_path}/de"]
+    assert main.main([*evaluate, f"--output={tmp_path}/scores.json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sentences"] == 1
+    assert str(folder) in json.loads((tmp_path / "scores.json").read_text())["checkpoints"]
+    for arguments, message in {
+        (): f"workdir: {folder} is a model of another system, not a run folder; give --output=FILE",
+        (f"--output={folder}/config.json",): f"output={folder}/config.json: is inside the run",
+    }.items():
+        assert main.main([*evaluate, *arguments]) == 2
+        assert message in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == files, "a reader wrote"
     tokens = restore(run).vocabularies.source.tokens(restore(run).vocabularies.source.encode("two one"))
     ctranslate2 = pytest.importorskip("ctranslate2")
