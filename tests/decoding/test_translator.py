@@ -11,7 +11,7 @@ import pytest
 from t2t_jax import sharding
 from t2t_jax.data.task import TASKS
 from t2t_jax.data.tokenizer import EOS
-from t2t_jax.decoding import batch_shapes, pool
+from t2t_jax.decoding import batch_shapes, continuous_batching
 from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.search_options import SearchOptions
@@ -131,7 +131,12 @@ def test_eight_devices_translate_as_one_does(translator):
 
 def test_each_shape_bucket_is_compiled_once(translator):
     """Other sentences, other numbers of them and translations of other lengths do not compile anything again."""
-    counted = [pool._start, pool._source, pool._decode, pool._resize]
+    counted = [
+        continuous_batching._start,
+        continuous_batching._source,
+        continuous_batching._decode,
+        continuous_batching._resize,
+    ]
     words = toy_corpus.pairs(100, 1)
     sentences = lambda seed, count: [" ".join(words[(seed + i) % 100][0].split()[: 1 + i % 9]) for i in range(count)]
     for count in (1, 3, 16, 127, 200):
@@ -269,7 +274,7 @@ def test_sentences_are_divided_among_as_many_searches_as_there_are_cores(transla
     devices = lambda platform, count: SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * count))
     assert counts(devices("gpu", 1)) == counts(devices("cpu", 2)) == [1] * 7
 
-    monkeypatch.setattr(pool, "_source", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(continuous_batching, "_source", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         translator.translate(sentences)
 
@@ -281,8 +286,8 @@ def test_a_search_whose_last_sentences_another_one_takes_ends_without_results(tr
             self.clear()
             return found
 
-    queue = TakenAfterALook([(0, pool.Request([3, 1], 4))])
-    search = pool._ContinuousBatch(translator.ensemble, 16, 4, queue, SearchOptions(), translator.mesh)
+    queue = TakenAfterALook([(0, continuous_batching.Request([3, 1], 4))])
+    search = continuous_batching._ContinuousBatch(translator.ensemble, 16, 4, queue, SearchOptions(), translator.mesh)
     assert list(search.run()) == []
 
 
@@ -308,10 +313,18 @@ def test_no_length_within_a_bucket_and_no_limit_compiles_the_search_again(transl
     assert len(fitting) > 2
     translate = lambda sentence, extra: translator.translate([sentence], min_length=40, max_extra_length=extra)
     translate(fitting[-1], 3)
-    compiled = pool._start._cache_size(), pool._decode._cache_size(), pool._resize._cache_size()
+    compiled = (
+        continuous_batching._start._cache_size(),
+        continuous_batching._decode._cache_size(),
+        continuous_batching._resize._cache_size(),
+    )
     for sentence, extra in [(fitting[0], 1), (fitting[-1], 9), (fitting[0], 24)]:
         translate(sentence, extra)
-    assert (pool._start._cache_size(), pool._decode._cache_size(), pool._resize._cache_size()) == compiled
+    assert (
+        continuous_batching._start._cache_size(),
+        continuous_batching._decode._cache_size(),
+        continuous_batching._resize._cache_size(),
+    ) == compiled
 
 
 @pytest.mark.parametrize(
@@ -325,9 +338,12 @@ def test_no_length_within_a_bucket_and_no_limit_compiles_the_search_again(transl
 )
 def test_no_number_that_changes_no_shape_compiles_the_search_again(translator, options):
     translate = lambda each: translator.translate(["one two", "three"], max_extra_length=4, **each)
-    found, compiled = [translate(options[0])], (pool._start._cache_size(), pool._decode._cache_size())
+    found, compiled = (
+        [translate(options[0])],
+        (continuous_batching._start._cache_size(), continuous_batching._decode._cache_size()),
+    )
     found += [translate(each) for each in options[1:]]
-    assert (pool._start._cache_size(), pool._decode._cache_size()) == compiled
+    assert (continuous_batching._start._cache_size(), continuous_batching._decode._cache_size()) == compiled
     assert all(one != other for one, other in itertools.combinations(found, 2)), "each number has an effect"
 
 
