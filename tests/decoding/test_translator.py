@@ -20,6 +20,7 @@ from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from tests import tiny
 from tests.data import toy_corpus
+from tests.decoding.compiled import num_compiled
 
 SENTENCES = [
     "one two three",
@@ -131,20 +132,14 @@ def test_eight_devices_translate_as_one_does(translator):
 
 def test_each_shape_bucket_is_compiled_once(translator):
     """Other sentences, other numbers of them and translations of other lengths do not compile anything again."""
-    counted = [
-        continuous_batching._start,
-        continuous_batching._source,
-        continuous_batching._decode,
-        continuous_batching._resize,
-    ]
     words = toy_corpus.pairs(100, 1)
     sentences = lambda seed, count: [" ".join(words[(seed + i) % 100][0].split()[: 1 + i % 9]) for i in range(count)]
     for count in (1, 3, 16, 127, 200):
         translator.translate(sentences(0, count), max_extra_length=40)
-    traces = [function._cache_size() for function in counted]
+    compiled = num_compiled()
     for seed, count in ((1, 1), (2, 2), (3, 4), (4, 9), (5, 14), (6, 77), (7, 200)):
         assert len(translator.translate(sentences(seed, count), max_extra_length=40)) == count
-    assert [function._cache_size() for function in counted] == traces
+    assert num_compiled() == compiled
 
 
 def test_an_ensemble_averages_probabilities(translator):
@@ -313,18 +308,10 @@ def test_no_length_within_a_bucket_and_no_limit_compiles_the_search_again(transl
     assert len(fitting) > 2
     translate = lambda sentence, extra: translator.translate([sentence], min_length=40, max_extra_length=extra)
     translate(fitting[-1], 3)
-    compiled = (
-        continuous_batching._start._cache_size(),
-        continuous_batching._decode._cache_size(),
-        continuous_batching._resize._cache_size(),
-    )
+    compiled = num_compiled()
     for sentence, extra in [(fitting[0], 1), (fitting[-1], 9), (fitting[0], 24)]:
         translate(sentence, extra)
-    assert (
-        continuous_batching._start._cache_size(),
-        continuous_batching._decode._cache_size(),
-        continuous_batching._resize._cache_size(),
-    ) == compiled
+    assert num_compiled() == compiled
 
 
 @pytest.mark.parametrize(
@@ -338,12 +325,9 @@ def test_no_length_within_a_bucket_and_no_limit_compiles_the_search_again(transl
 )
 def test_no_number_that_changes_no_shape_compiles_the_search_again(translator, options):
     translate = lambda each: translator.translate(["one two", "three"], max_extra_length=4, **each)
-    found, compiled = (
-        [translate(options[0])],
-        (continuous_batching._start._cache_size(), continuous_batching._decode._cache_size()),
-    )
+    found, compiled = [translate(options[0])], num_compiled()
     found += [translate(each) for each in options[1:]]
-    assert (continuous_batching._start._cache_size(), continuous_batching._decode._cache_size()) == compiled
+    assert num_compiled() == compiled
     assert all(one != other for one, other in itertools.combinations(found, 2)), "each number has an effect"
 
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
+from tests.decoding.compiled import num_compiled
 from tests.serving.conftest import served
 
 pytest.importorskip("starlette", reason="needs the extra `serve`")
-from t2t_jax.decoding import continuous_batching
 from t2t_jax.decoding.batch_shapes import bucket_length
 from t2t_jax.serving import warm_up
 from t2t_jax.serving.limits import Limits
@@ -79,15 +79,7 @@ def test_after_the_warm_up_the_first_request_compiles_nothing(translator, monkey
     with served(translator, batch_sentences=4) as client:
         client.demo.warm_up()
         wait_until(lambda: health(client)[1]["warm"], 600)
-        compiled = (
-            continuous_batching._start._cache_size(),
-            continuous_batching._source._cache_size(),
-            continuous_batching._decode._cache_size(),
-        )
+        compiled = num_compiled()
         assert client.post({"source": "one two"})[0] == client.post({"source": ["one two"] * 4})[0] == 200
-        assert (
-            continuous_batching._start._cache_size(),
-            continuous_batching._source._cache_size(),
-            continuous_batching._decode._cache_size(),
-        ) == compiled
+        assert num_compiled() == compiled
         assert metrics(client)["t2t_sentences_total"] == 5, "those of the warm-up are not counted"
