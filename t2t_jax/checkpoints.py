@@ -125,6 +125,8 @@ class Checkpoints:
         with self._reading(step):
             items = self._orbax.metadata(self._folder(step)).item_metadata
             saved = {name: items[name].tree for name in ("params", "optimizer") if items.get(name) is not None}
+            if not self._folder(step).is_dir():  # of items that are deleted meanwhile Orbax only says that it has none
+                raise self._absent(step)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved)
 
     def _restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
