@@ -117,9 +117,13 @@ class Translator:
         self._check_arguments(sentences, prefixes, search)
         sentences = self._plain(sentences)
         sources = [self.task.preprocess_source(sentence) for sentence in sentences]
+        encoded = self._encode_lines(sources, split_sentences)
         if self.task.grammar:  # of parts translated separately, the outputs together are not well-formed
-            self._check_whole(sources, split_sentences, first_line)
-        parts = self._parts_of_lines(sources, split_sentences, first_line)
+            self._check_length("source", [ids for (ids,) in encoded], first_line)
+        parts = [
+            [part for ids in line for part in self._parts(number, ids)]
+            for number, line in enumerate(encoded, start=first_line)
+        ]
         starts = self._encode_prefixes(prefixes, first_line) if prefixes is not None else [[]] * len(sentences)
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
         requests = [
@@ -170,24 +174,20 @@ class Translator:
         self._check_length("prefix", encoded, first_line)
         return [ids[:-1] for ids in encoded]
 
-    def _check_whole(self, sources: Sequence[str], split_sentences: bool, first_line: int) -> None:
-        """Refuses to translate lines in parts."""
-        if split_sentences:
+    def _encode_lines(self, sources: Sequence[str], split_sentences: bool) -> list[list[list[int]]]:
+        """The ids of each line: of the whole, or of each of its sentences, with the language code of the first."""
+        source = self.vocabularies.source
+        if not split_sentences:
+            return [[ids] for ids in source.encode_many(sources)]
+        if self.task.grammar:
             raise InputError("split_sentences: an output of this task is of the whole line; leave it out")
-        self._check_length("source", self.vocabularies.source.encode_many(sources), first_line)
-
-    def _parts_of_lines(self, sources: Sequence[str], split_sentences: bool, first_line: int) -> list[list[list[int]]]:
-        """The ids of the parts of each line that are translated one by one; an empty line has none."""
-        lines = [sentences_of(source) if split_sentences else [source] for source in sources]
-        encoded = iter(self.vocabularies.source.encode_many([sentence for line in lines for sentence in line]))
-        parts = []
-        for number, line in enumerate(lines, start=first_line):
-            first, *others = itertools.islice(encoded, len(line))
-            code = language_code(first, self.vocabularies.source.piece)
-            parts.append(
-                [part for ids in (first, *(code + ids for ids in others)) for part in self._parts(number, ids)]
-            )
-        return parts
+        lines, encoded = [sentences_of(line) for line in sources], []
+        ids_of_sentences = iter(source.encode_many([sentence for line in lines for sentence in line]))
+        for line in lines:
+            first, *others = itertools.islice(ids_of_sentences, len(line))
+            code = language_code(first, source.piece)
+            encoded.append([first, *(code + ids for ids in others)])
+        return encoded
 
     def _parts(self, line: int, ids: list[int]) -> list[list[int]]:
         """The parts of a sentence that are translated one by one: usually the whole; none of an empty sentence."""
