@@ -145,18 +145,15 @@ def evaluate_run(
     the options and the checksums of the files are stored with the scores; result.json is not changed. `options` are
     those of `Translator.translate`, `dtype` is that of the computation; by default the run's.
     """
-    first, *others = workdir.split(",")
-    if others and not output:
-        raise InputError("--workdir names several runs, and an ensemble has no folder; give --output=FILE")
-    if (original := original_of(first)) != first and not is_url(original) and not output:
-        raise InputError(f"workdir: {original} is a model of another system, not a run folder; give --output=FILE")
+    runs = workdir.split(",")
+    _check_stored(output, runs)
     if (source is None) != (reference is None):
         raise InputError("--source and --reference go together; give both, or neither for the run's own test set")
     if source is not None and split is not None:
         raise InputError(f"--split={split} is of the run's own data; leave it out, or --source and --reference")
     if output:
-        _check_output(output, map(original_of, workdir.split(",")), [path for path in (source, reference) if path])
-    split, run = split or "test", RunFolder.open(first)
+        _check_output(output, map(original_of, runs), [path for path in (source, reference) if path])
+    split, run = split or "test", RunFolder.open(runs[0])
     options = run.decode_options(**options)
     check_options(**options)
     config = run.config
@@ -191,6 +188,16 @@ def evaluate_run(
         return scores, None
     kept = run.keep_evaluation(scores, conditions)
     return scores, f"{original_of(run.path)}/{kept.relative_to(run.path)}"
+
+
+def _check_stored(output: str | None, runs: Sequence[str]) -> None:
+    """Refuses to score, without `output`, what has no run folder in which the scores could be stored."""
+    if output:
+        return
+    if len(runs) > 1:
+        raise InputError("--workdir names several runs, and an ensemble has no folder; give --output=FILE")
+    if (original := original_of(runs[0])) != runs[0] and not is_url(original):
+        raise InputError(f"workdir: {original} is a model of another system, not a run folder; give --output=FILE")
 
 
 def _check_output(output: str, runs: Iterable[str], inputs: Sequence[str]) -> None:
