@@ -62,8 +62,8 @@ def _for_people(row: Row, table: Table) -> list[str]:
     for column in MEASURED:
         digits = OUR_DIGITS[column] if column != "bleu" or table.is_translation else OTHER_HEADLINE_DIGITS
         cells += [_printed(row, column), " ± ".join(f"{value:.{digits}f}" for value in row.mean_and_deviation(column))]
-    found = [f"{value:.3f}" for value in _p_values(row, table)] or ["", ""]
-    return [*cells, str(len(row.records) or ""), *found[:1], found[1] + " *" * is_significant(row, table)]
+    p, corrected = [f"{value:.3f}" for value in _p_values(row, table)] or ["", ""]
+    return [*cells, str(len(row.records) or ""), p, corrected + " *" * is_significant(row, table)]
 
 
 def _p_values(row: Row, table: Table) -> list[float]:
