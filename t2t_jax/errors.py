@@ -72,11 +72,13 @@ def storage_reason(error: BaseException) -> str | None:
 def memory_reason(error: BaseException) -> str | None:
     """The reason for an error of JAX that a device's memory is too small for; None for any other error.
 
-    It is known by its name: this file does not import JAX.
+    A compiled function raises a JaxRuntimeError in its first call, and a ValueError in later ones (jax 0.10 and 0.11).
+    The former is known by its name: this file does not import JAX.
     """
-    if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError") or "RESOURCE_EXHAUSTED" not in str(error):
+    if type(error).__name__ not in ("JaxRuntimeError", "XlaRuntimeError", "ValueError"):
         return None
-    return str(error).splitlines()[0].partition("RESOURCE_EXHAUSTED:")[2].strip()
+    _, found, reason = str(error).partition("RESOURCE_EXHAUSTED:")
+    return reason.strip().partition("\n")[0] if found else None
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import functools
 import re
+import subprocess
+import sys
 import types
 
 import jax
@@ -251,6 +253,31 @@ def allocate_too_much(*_):
 def test_out_of_memory_in_any_command_is_one_line_and_exit_code_2(capsys):
     assert exit_code_of(allocate_too_much) == 2
     assert re.fullmatch("error: a device is out of memory .*lower --beam_size .*\n", capsys.readouterr().err)
+
+
+MEMORY_ENDS = """
+import resource, sys
+import jax
+from t2t_jax.errors import exit_code_of
+
+fill = jax.jit(lambda value: jax.numpy.full((1 << 28,), value))
+
+def command():
+    for _ in range(2):
+        fill(1.0).block_until_ready()
+    pages = int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 28),) * 2)
+    fill(1.0).block_until_ready()
+
+sys.exit(exit_code_of(command))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc and a limit of address space")
+def test_out_of_memory_in_a_later_call_of_a_compiled_function_is_known_as_well():
+    """JAX raises another type of error then."""
+    ended = subprocess.run([sys.executable, "-c", MEMORY_ENDS], capture_output=True, text=True)
+    assert re.fullmatch("error: a device is out of memory .*\n", ended.stderr) and ended.returncode == 2, ended.stderr
 
 
 def test_out_of_memory_in_an_evaluation_names_the_field_of_the_search(monkeypatch):
