@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -42,11 +44,11 @@ def from_tables(source: np.ndarray, target: np.ndarray, softmax: np.ndarray, may
 
 def positions(params: Params, config: TransformerConfig, rows: int) -> dict[str, np.ndarray]:
     """The position encodings of positions 0 to `rows` − 1 for `source` and `target`, [rows, D] each (§3.5)."""
-    if config.positions == "learned":
-        index = np.minimum(np.arange(rows), config.max_positions - 1)
-        return {side: np.asarray(params[f"{side}_positions"]["table"])[index] for side in ("source", "target")}
-    encoding = POSITIONS[config.positions](config.max_positions, config.d_model)
-    return dict.fromkeys(("source", "target"), np.asarray(encoding(jnp.arange(rows))))
+    encoding, index = POSITIONS[config.positions](config.max_positions, config.d_model), jnp.arange(rows)
+    if not isinstance(encoding, nn.Module):
+        return dict.fromkeys(("source", "target"), np.asarray(encoding(index)))
+    params = {side: jax.tree.map(jnp.asarray, params.get(f"{side}_positions", {})) for side in ("source", "target")}
+    return {side: np.asarray(encoding.apply({"params": params[side]}, index)) for side in params}
 
 
 def position_rows(run_config: dict[str, Any]) -> int:

@@ -1,5 +1,6 @@
 import json
 
+import flax.linen as nn
 import numpy as np
 import pytest
 import sentencepiece
@@ -8,6 +9,7 @@ import t2t_jax
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.interop.export import export_run
+from t2t_jax.model.layers import POSITIONS
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
 from tests.interop import models
@@ -148,6 +150,24 @@ def test_without_a_length_penalty_translations_are_ours(trained, tmp_path, beam_
     for result, hypotheses in zip(found, expected, strict=True):
         assert hypotheses[0].finished and [*result.hypotheses[0], "</s>"] == hypotheses[0].tokens
         assert result.scores[0] == pytest.approx(hypotheses[0].log_prob, abs=1e-4)
+
+
+class Ramp(nn.Module):
+    d_model: int
+
+    @nn.compact
+    def __call__(self, positions):
+        return positions[:, None] / 9 * self.param("slope", nn.initializers.normal(), (1, self.d_model))
+
+
+def test_a_position_encoding_of_ones_own_is_exported_with_its_parameters(tmp_path, monkeypatch):
+    monkeypatch.setitem(POSITIONS, "ramp", lambda max_positions, d_model: Ramp(d_model))
+    run = models.random_run(tmp_path / "run", positions="ramp")
+    pair = ("one two", "eins zwei")
+    theirs, ours = export(run, tmp_path / "ct2"), t2t_jax.load(run)
+    source, target = (pieces(ours.vocabularies.source, text) for text in pair)
+    found = theirs.score_batch([source], [target])[0].log_probs
+    np.testing.assert_allclose(found, ours.score([pair])[0].token_log_probs, atol=1e-4)
 
 
 def test_positions_reach_beyond_the_longest_sentence(tmp_path):
