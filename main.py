@@ -66,28 +66,22 @@ def translate(args: flags.FlagValues) -> None:
     required(args, "workdir")
     if sys.stdin is None:
         raise InputError("standard input is closed; give the sentences there, one a line, as in < FILE")
-    from t2t_jax.decoding.sampling import Sampling
     from t2t_jax.decoding.stream import translate_run
 
-    sampling = Sampling(*(args[name].value for name in _SAMPLING)) if args.sample else None
     options = decode_options(args) | {name: args[name].value for name in (*_SEARCH, "output_format")}
-    step = checkpoint(args.step)
+    options |= {"sampling": sampling_of(args), "step": checkpoint(args.step)}
     with run_folders(args) as run:
-        translate_run(run, sys.stdin.buffer, sys.stdout, sampling=sampling, step=step, **options)
+        translate_run(run, sys.stdin.buffer, sys.stdout, **options)
 
 
 def backtranslate(args: flags.FlagValues) -> None:
     _, source, output = (required(args, name) for name in ("workdir", "source", "output"))
     from t2t_jax.decoding.back_translation import back_translate_run
-    from t2t_jax.decoding.sampling import Sampling
 
-    sampling = Sampling(*(args[name].value for name in _SAMPLING)) if args.sample else None
-    options = decode_options(args) | {"sampling": sampling, "seed": args.seed}
+    options = decode_options(args) | {name: args[name].value for name in ("tag", "seed", "dtype")}
+    options |= {"sampling": sampling_of(args), "step": checkpoint(args.step)}
     with run_folders(args) as run:
-        step = checkpoint(args.step)
-        print(
-            back_translate_run(run, source=source, output=output, tag=args.tag, step=step, dtype=args.dtype, **options)
-        )
+        print(back_translate_run(run, source=source, output=output, **options))
 
 
 def score(args: flags.FlagValues) -> None:
@@ -160,14 +154,7 @@ FLAGS_OF = {
     "evaluate": ("workdir", "step", "split", "source", "reference", "output", "dtype", *_DECODE),
     "translate": ("workdir", "step", "output_format", "sample", *_DECODE, *_SEARCH, *_SAMPLING),
     "backtranslate": (
-        "workdir",
-        "step",
-        "source",
-        "output",
-        "tag",
-        "sample",
-        "seed",
-        "dtype",
+        *("workdir", "step", "source", "output", "tag", "sample", "seed", "dtype"),
         *_DECODE,
         *_SAMPLING,
     ),
@@ -240,40 +227,41 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
             "temperature": (1.0, "Softmax temperature of --sample."),
             "top_p": (1.0, "Nucleus sampling: from the fewest subwords whose probabilities sum to p."),
         },
+        flags.DEFINE_boolean: {
+            "distributed": (False, "Join the processes that Slurm or another cluster manager started."),
+            "constrained": (
+                None,
+                f"Search only among well-formed outputs: in parsing, trees over the words; {by_default}.",
+            ),
+            "split_sentences": (False, "Translate the sentences of a line separately, and join them by spaces."),
+            "sample": (False, "Draw --n_best samples instead of beam search."),
+        },
+    }
+    enums = {
+        "mode": ("train", list(MODES), "What to do; flags it does not use are refused."),
+        "launcher": (
+            "local",
+            ["local", "slurm"],
+            "Where --mode=prepare encodes the corpus: on this machine, or in array jobs of Slurm.",
+        ),
+        "split": (None, ["dev", "test"], "Which of the run's own data --mode=evaluate scores; default: test."),
+        "output_format": ("text", ["text", "jsonl"], "Of --mode=translate."),
+        "dtype": (
+            None,
+            ["float32", "bfloat16"],
+            "Arithmetic of the model; default: float32, for evaluate the config's evaluate.dtype.",
+        ),
+        "early_stop": (
+            None,
+            ["exact", "best_finished", "beam_full"],
+            f"When the search of a sentence may stop before its length limit; {by_default}.",
+        ),
     }
     for kind, described in define.items():
         for name, (default, text) in described.items():
             kind(name, default, text, flag_values=args)
-    flags.DEFINE_enum("mode", "train", list(MODES), "What to do; flags it does not use are refused.", flag_values=args)
-    flags.DEFINE_enum(
-        "launcher", "local", ["local", "slurm"],
-        "Where --mode=prepare encodes the corpus: on this machine, or in array jobs of Slurm.", flag_values=args,
-    )  # fmt: skip
-    flags.DEFINE_enum(
-        "split", None, ["dev", "test"], "Which of the run's own data --mode=evaluate scores; default: test.",
-        flag_values=args,
-    )  # fmt: skip
-    flags.DEFINE_enum("output_format", "text", ["text", "jsonl"], "Of --mode=translate.", flag_values=args)
-    flags.DEFINE_enum(
-        "dtype", None, ["float32", "bfloat16"],
-        "Arithmetic of the model; default: float32, for evaluate the config's evaluate.dtype.", flag_values=args,
-    )  # fmt: skip
-    flags.DEFINE_enum(
-        "early_stop", None, ["exact", "best_finished", "beam_full"],
-        f"When the search of a sentence may stop before its length limit; {by_default}.", flag_values=args,
-    )  # fmt: skip
-    flags.DEFINE_boolean(
-        "distributed", False, "Join the processes that Slurm or another cluster manager started.", flag_values=args
-    )
-    flags.DEFINE_boolean(
-        "constrained", None, f"Search only among well-formed outputs: in parsing, trees over the words; {by_default}.",
-        flag_values=args,
-    )  # fmt: skip
-    flags.DEFINE_boolean(
-        "split_sentences", False, "Translate the sentences of a line separately, and join them by spaces.",
-        flag_values=args,
-    )  # fmt: skip
-    flags.DEFINE_boolean("sample", False, "Draw --n_best samples instead of beam search.", flag_values=args)
+    for name, (default, values, text) in enums.items():
+        flags.DEFINE_enum(name, default, values, text, flag_values=args)
     flags.DEFINE_boolean("help", False, "Show this help.", short_name="h", flag_values=args)
     return args
 
@@ -310,6 +298,13 @@ def joined_processes(args: flags.FlagValues, timeout_seconds: float) -> contextl
 def decode_options(args: flags.FlagValues) -> dict[str, Any]:
     """The decoding options that the flags override; None for those of the run's config."""
     return {name: args[name].value for name in _DECODE}
+
+
+def sampling_of(args: flags.FlagValues) -> Any:
+    """The `Sampling` of the flags; None without --sample."""
+    from t2t_jax.decoding.sampling import Sampling
+
+    return Sampling(*(args[name].value for name in _SAMPLING)) if args.sample else None
 
 
 def keep_compiled_programs() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_names, check_types, is_scalar
 from experiments.scores import SACREBLEU, headline_name
 from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
-from t2t_jax.evaluation.bleu import check_pairs
+from t2t_jax.evaluation.bleu import check_pairs, tokenizer
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder, row_of
@@ -176,14 +176,17 @@ def sweep_records(workdir: str | Path, base: str | None = None) -> list[Record]:
         record, of_base = record_of(run), folder / base / run.name
         is_translation = headline_name(record["dev"]) == SACREBLEU
         if is_translation and record["row"] != base and (of_base / "result.json").is_file():
-            signature = record["dev"].get("signature", "")
-            record["against_base"] = {"row": base, **significance_against(of_base, run, signature)}
+            language = str(record["config"]["data.target_language"])
+            lowercase = "case:lc" in record["dev"].get("signature", "")
+            record["against_base"] = {"row": base, **significance_against(of_base, run, language, lowercase)}
         records.append(record)
     return records
 
 
-def significance_against(base_run: str | Path, run: str | Path, signature: str = "") -> dict[str, Any]:
-    """The paired bootstrap's `Comparison` of `run` with `base_run`: sacreBLEU on their dev set, by this signature."""
+def significance_against(
+    base_run: str | Path, run: str | Path, target_language: str | None = None, lowercase: bool = False
+) -> dict[str, Any]:
+    """The paired bootstrap's `Comparison` of `run` with `base_run`: sacreBLEU on their dev set."""
     (baseline, references), (hypotheses, same) = (
         [_text_of(Path(folder), f"dev.{side}.txt") for side in ("hypotheses", "reference")]
         for folder in (base_run, run)
@@ -192,9 +195,9 @@ def significance_against(base_run: str | Path, run: str | Path, signature: str =
         raise InputError(f"run: the dev sets of {base_run} and {run} differ; only runs on one corpus can be compared")
     check_pairs(baseline, references, str(base_run))
     check_pairs(hypotheses, references, str(run))
-    protocol = dict(part.split(":", 1) for part in signature.split("|") if part)
-    options = {"tokenizer": protocol.get("tok", "13a"), "lowercase": protocol.get("case") == "lc"}
-    found = paired_bootstrap(hypotheses, baseline, references, **options)
+    found = paired_bootstrap(
+        hypotheses, baseline, references, tokenizer=tokenizer(target_language), lowercase=lowercase
+    )
     return found._asdict() | {"interval": list(found.interval)}  # a list, as it is read back from JSON
 
 

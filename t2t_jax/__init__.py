@@ -3,7 +3,7 @@
 __version__ = "0.1.0"
 
 
-def restore(run: str, step: int | None = None):
+def restore(run: str, step: int | str | None = None):
     """A `TrainedModel`, with `model`, `params`, `vocabularies` and `task`; `run` and `step` as for `load`.
 
     The parameters are NumPy arrays. Its `run` is the folder that was read: where `run` is a URL or a Marian model, a
@@ -16,8 +16,8 @@ def restore(run: str, step: int | None = None):
         return restore(run, step)
 
 
-def load(run: str, step: int | None = None, *, dtype: str = "float32"):
-    """A `Translator` from a run folder; `step=None` takes the averaged checkpoint, else the last.
+def load(run: str, step: int | str | None = None, *, dtype: str = "float32"):
+    """A `Translator` from a run folder; `step`: a number, 'last' or 'averaged'; None: the latter if there.
 
     A folder with a published Marian model, such as Opus-MT's, is read too, and a run in an object store by its URL.
     """

@@ -144,12 +144,14 @@ class Checkpoints:
 
         No other error is taken for damage of the bytes, which `verify` alone tells.
         """
+        before = _inode(self._folder(step))
         try:
             yield
         except InterruptedRun:
             raise
         except Exception as error:  # Orbax raises whatever its parts do
-            if not _is_passing(error) and not self._folder(step).is_dir():
+            # Another folder of this name is there where the checkpoint has been averaged again.
+            if not _is_passing(error) and (before is None or _inode(self._folder(step)) != before):
                 raise self._absent(step) from None
             reason = error if isinstance(error, MemoryError) else memory_reason(error)
             if reason is None:
@@ -230,7 +232,7 @@ class CheckpointWriter(Checkpoints):
                 write_object(unfinished / _MANIFEST, sums)
                 replace_folder(unfinished, self._folder(step), self.directory / f"{step}{_REMOVED}")
                 self._delete_old(step)
-        sharding.wait_for_all(f"checkpoint {step} of {self.directory}")
+        sharding.wait_for_all(f"checkpoint {step}")  # without the path, which may be another on each machine
 
     @contextlib.contextmanager
     def _alone(self, num_bytes: int) -> Iterator[None]:
@@ -254,6 +256,11 @@ class CheckpointWriter(Checkpoints):
             removed = self.directory / f"{step}{_REMOVED}"
             os.rename(self._folder(step), removed)  # renamed first: no reader finds half of it
             shutil.rmtree(removed)
+
+
+def _inode(folder: Path) -> int | None:
+    """The identity of a folder; None where there is none."""
+    return folder.stat().st_ino if folder.is_dir() else None
 
 
 @contextlib.contextmanager

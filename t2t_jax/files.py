@@ -17,7 +17,7 @@ import socket
 import stat
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -304,6 +304,14 @@ def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
+    """Refuses a folder where one of these files is missing or has another SHA-256."""
+    for name, expected in checksums.items():
+        path = folder / name
+        if not path.is_file() or sha256(path) != expected:
+            raise DamagedError(f"{path} is damaged or missing; delete {folder} and run again")
 
 
 def try_lock(lock: Path) -> TextIO | None:

@@ -164,7 +164,7 @@ def joined_processes(
     except ValueError as error:
         raise InputError(f"--distributed: {error}; give --coordinator, --num_processes and --process_id") from None
     # Gloo, JAX's collectives on CPUs, prints to standard output, which is for results alone.
-    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="surrogateescape")
     os.dup2(2, 1)
     joined = distributed.global_state
     others = peers.connect(

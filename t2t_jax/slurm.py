@@ -42,7 +42,7 @@ def new_executor(folder: Path, options: Mapping[str, str], job_name: str) -> Any
         executor = submitit.SlurmExecutor(folder, max_num_timeout=_MAX_REQUEUES)
         executor.update_parameters(**{"job_name": job_name} | values)
     except (RuntimeError, ValueError) as error:
-        raise InputError(f"--slurm: {' '.join(str(error).split())}") from None
+        raise InputError(f"--slurm: {on_one_line(error)}") from None
     return executor
 
 

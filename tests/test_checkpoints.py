@@ -315,6 +315,22 @@ def test_a_step_that_is_deleted_while_it_is_read_is_absent_and_not_of_another_mo
         checkpoints.restore(40, shapes())
 
 
+def test_a_step_that_is_replaced_while_it_is_read_is_read_again(checkpoints, monkeypatch):
+    """As an averaged checkpoint is, when it is averaged again."""
+    restore = checkpoints._orbax.restore
+
+    def replaced_meanwhile(folder, **options):
+        monkeypatch.undo()
+        shutil.copytree(folder, folder.with_name("new"))
+        shutil.rmtree(folder)
+        folder.with_name("new").rename(folder)
+        raise ValueError("a file is not there")
+
+    monkeypatch.setattr(checkpoints._orbax, "restore", replaced_meanwhile)
+    assert checkpoints.read_newest(lambda: checkpoints.restore(40, shapes())).step == 40
+    assert checkpoints._orbax.restore == restore
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [

@@ -9,7 +9,8 @@ import pytest
 import main
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
-from t2t_jax.files import read_object
+from t2t_jax.files import read_object, write_object
+from t2t_jax.training import fine_tuning
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
 from tests.runs import tiny_config
@@ -75,6 +76,14 @@ def test_a_run_resumes_when_the_one_it_started_from_is_gone_however_its_path_is_
         train(config_of(tmp_path), str(tmp_path / "new"), init_from=f"{tmp_path}/source")
 
 
+def test_a_run_of_a_later_version_is_not_resumed(pretrained, tmp_path):
+    train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "run"), init_from=str(pretrained))
+    config = read_object(tmp_path / "run/config.json")
+    write_object(tmp_path / "run/config.json", config | {"model": config["model"] | {"rotary_base": 1}})
+    with pytest.raises(InputError, match="has model.rotary_base, which this version does not know"):
+        train(config_of(tmp_path), str(tmp_path / "run"), init_from=str(pretrained))
+
+
 def test_a_run_resumes_from_a_moved_data_directory(pretrained, tmp_path):
     train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "run"), init_from=str(pretrained))
     moved = config_of(tmp_path, train__train_steps=4)
@@ -104,12 +113,15 @@ def test_a_folder_without_a_model_is_refused_by_the_flag(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_published_marian_model_is_fine_tuned(tmp_path):
+def test_a_published_marian_model_is_fine_tuned_by_one_process(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     from tests.interop.test_opus_mt import publish
 
     folder = publish(tmp_path / "theirs")
     config = config_of(tmp_path, train__train_steps=2)
     assert train(config, str(tmp_path / "run"), init_from=str(folder))["steps"] == 2
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(InputError, match=f"--init_from={folder}: several processes start from a run folder only; con"):
+        fine_tuning.pretrained(config, str(folder))
     tuned = restore(tmp_path / "run").model.config
     assert tuned.activation == "swish" and tuned.logits_bias and not tuned.share_embeddings

@@ -88,6 +88,16 @@ def test_scoring_takes_bracketed_trees(run, task):
     assert [f"▁{symbol}" for symbol in TASKS[task].preprocess_target(found.text).split()] == found.tokens[:-1]
 
 
+@pytest.mark.parametrize(
+    ("tree", "reason"),
+    [("(TOP (NN a)", "the bracket that opens this tree is never closed"), ("", "0 trees in a line; it must have one")],
+)
+def test_a_target_that_is_no_tree_is_refused_with_its_line(run, tree, reason):
+    pairs = [("cats .", "(TOP (NN cats) (. .))"), ("a", tree)]
+    with pytest.raises(InputError, match=f"^target, line 8: {reason}$"):
+        t2t_jax.load(run).score(pairs, first_line=7)
+
+
 def test_the_target_vocabulary_is_the_symbols_of_the_trees(run, task):
     tags = {"▁XX"} if task == "parsing" else {"▁JJ", "▁NN", "▁VB", "▁."}
     numbers = {f"▁#{number}" for number in range(8)} if task in NUMBERED else set()

@@ -15,7 +15,7 @@ from t2t_jax.data.corpora import CORPORA
 from t2t_jax.data.task import TASKS, Task
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
-from t2t_jax.model.attention import ATTENTIONS
+from t2t_jax.model.attention import ATTENTIONS, check_variant, scaled_dot_product_attention
 from t2t_jax.model.layers import POSITIONS
 from t2t_jax.training.loop import train
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
@@ -104,6 +104,13 @@ def test_a_positional_encoding(monkeypatch):
     for name in ("none", "ramp"):
         assert_decodes_as_it_reads(tiny.model(positions=name))
     assert tiny.variables(tiny.model(positions="ramp"))["params"]["target_positions"]["slope"].shape == (1, tiny.D)
+
+
+def test_an_attention_variant_with_a_constant_for_each_head_is_not_refused(monkeypatch):
+    scales = jnp.arange(1, 4.0)[None, :, None, None]
+    scaled = lambda query, *arguments, **options: scaled_dot_product_attention(query * scales, *arguments, **options)
+    monkeypatch.setitem(ATTENTIONS, "scaled", scaled)
+    check_variant("scaled", num_heads=3, d_k=2, d_v=5)
 
 
 def test_an_attention_variant_that_depends_on_indices_is_refused(tmp_path, monkeypatch):

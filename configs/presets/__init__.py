@@ -1,1 +1,1 @@
-"""Presets that change any config: the sweep's `--set @NAME` calls `apply` of `configs/presets/NAME.py`."""
+"""Presets that change any config: `--preset=NAME` and the sweep's `--set @NAME` call `apply` of the file NAME.py."""

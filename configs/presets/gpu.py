@@ -3,8 +3,7 @@
     python main.py --config=configs/base_ende.py --preset=gpu --workdir=runs/base_ende
     python -m experiments.sweep table3 --workdir=runs/table3 --set @gpu
 
-Packed rows are one batch shape, compiled once, where
-length bucketing compiles one for each bucket.
+Packed rows are one batch shape, compiled once, where length bucketing compiles one for each bucket.
 """
 
 import ml_collections

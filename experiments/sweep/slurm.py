@@ -14,7 +14,7 @@ from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trial_process import TrialProcess
 from experiments.sweep.trials import RUNNING, WAITING, Trial
 from t2t_jax import slurm
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, on_one_line
 from t2t_jax.files import read_json, write_json
 
 _POLL_SECONDS = 2.0
@@ -60,7 +60,7 @@ class SlurmQueue:
         try:
             job = self._executor.submit(SlurmTrial(trial.command, str(trial.folder), timeout_minutes))
         except slurm.submission_error() as error:
-            raise InputError(f"--slurm: {' '.join(str(error).split())}") from None
+            raise InputError(f"--slurm: {on_one_line(error)}") from None
         self._job_ids[trial.name] = job.job_id
         write_json(self._id_file, self._job_ids)
 

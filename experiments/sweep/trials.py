@@ -18,6 +18,7 @@ from t2t_jax.run_folder import RunFolder
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 
 MAIN = Path(__file__).parents[2] / "main.py"
+_WITHOUT_EFFECT = ("machine.", "checkpoint.keep")  # on the scores of a finished run
 _TAIL_BYTES = 8192  # read at the end of a log
 _INTERRUPTED_CODES = (3, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # the same command resumes
 
@@ -82,8 +83,8 @@ class Trial:
     def _config_mismatch(self) -> str | None:
         """A setting that differs from the trained one, if any. For unfinished trials `main.py` makes this check."""
         trained, wanted = flat(RunFolder.open(self.folder).config), flat(self.settings)
-        for field in trained.keys() & wanted.keys():
-            if trained[field] != wanted[field]:
+        for field in sorted(trained.keys() & wanted.keys()):
+            if trained[field] != wanted[field] and not field.startswith(_WITHOUT_EFFECT):
                 return (
                     f"{field} is {wanted[field]!r}, but {self.folder} is finished with {shown(trained[field])}; "
                     "give the same values with --set or choose another --workdir"

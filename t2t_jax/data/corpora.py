@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from t2t_jax.data import multi30k, tfds_corpora, wmt14
-from t2t_jax.data.parallel_text import ParallelText, parallel_text
+from t2t_jax.data.parallel_text import ParallelText, check_languages_differ, parallel_text
 from t2t_jax.errors import DamagedError, InputError, choice
 from t2t_jax.files import folder_lock, sha256
 
@@ -208,6 +208,7 @@ def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directo
     pair are dropped. English-German has 36,522 / 306 / 769 pairs.
     """
     refuse_unread("home_assistant", **prefixes, archives=archives)
+    check_languages_differ("home_assistant", languages)
     wheel = _fetch_wheel(directory)
     pairs = {split: list(dict.fromkeys(pairs)) for split, pairs in _integration_pairs(wheel, languages).items()}
     if not pairs["train"]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from t2t_jax.data.downloads import download_folders, downloaded
-from t2t_jax.data.parallel_text import unpacked_lines
+from t2t_jax.files import unpacked_lines
 
 _FOLDER = "data/task1/raw"  # of the repository
 _URL = f"https://raw.githubusercontent.com/multi30k/dataset/master/{_FOLDER}"

@@ -24,7 +24,10 @@ def parallel_text(field: str, name: str, languages: tuple[str, str]) -> Parallel
     {"translation": {"en": …, "de": …}} or {"en": …, "de": …}. Any other name is a PREFIX: line n of PREFIX.en is
     translated by line n of PREFIX.de. Each file may be compressed: its name then ends with .gz, .bz2, .xz or .zst.
     """
-    parse = _PARSERS.get(Path(name.removesuffix(compression(name))).suffix.lower())
+    suffix = Path(name.removesuffix(compression(name))).suffix.lower()
+    if suffix != ".tsv":  # which alone doesn't find its sides by their languages
+        check_languages_differ(f"{field}={name}", languages)
+    parse = _PARSERS.get(suffix)
     if parse is None:
         sides = _sides(f"{field}={name}", name, languages)
         return ParallelText(sides, lambda: zip(*map(unpacked_lines, sides), strict=True))
@@ -34,16 +37,20 @@ def parallel_text(field: str, name: str, languages: tuple[str, str]) -> Parallel
     return ParallelText((path,), lambda: _parsed(parse, path, languages))
 
 
+def check_languages_differ(name: str, languages: tuple[str, str]) -> None:
+    """Refuses one language for both sides of the corpus `name`, which would be the same text."""
+    if languages[0] == languages[1]:
+        raise InputError(
+            f"data.source_language and data.target_language are both {languages[0]!r}, so that both sides of {name} "
+            "would be one text; give two names of languages, or a .tsv file"
+        )
+
+
 # --- Two plain texts ---------------------------------------------------------------------------------------
 
 
 def _sides(name: str, prefix: str, languages: tuple[str, str]) -> tuple[Path, Path]:
     """The files of both sides, which have equally many lines."""
-    if languages[0] == languages[1]:
-        raise InputError(
-            f"data.source_language and data.target_language are both {languages[0]!r}, so that both sides of {name} "
-            "would be one file; give two names of languages, or a .tsv file"
-        )
     plain = [Path(f"{prefix}.{language}").expanduser() for language in languages]
     sides = tuple(_side(name, path, plain) for path in plain)
     source, target = map(_count_lines, sides)

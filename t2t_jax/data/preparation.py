@@ -355,14 +355,14 @@ def _vocabulary(corpus: Corpus, settings: StoreSettings, task: Task, sides: tupl
     is_symbols = sides == ("target",) and _trains_symbols(settings)
     pairs = draw(corpus.splits["train"](), 0 if is_symbols else settings.vocab_pairs)  # no symbol may be missing
     texts = (text for pair in pairs for text in _training_text(pair, settings, task, sides))
-    sentences = _with_text(map(one_line, texts))
+    sentences = filter(None, map(one_line, texts))
     if is_symbols:
-        return train_symbols(sentences, size)
+        return train_symbols(_with_text(sentences), size)
     replace = cleaning.replacements(settings.cleaning)
-    if ready:
+    if ready:  # a SentencePiece model needs no text: none is read
         return ready_vocabulary(Path(ready), sentences, f"data.{prefix}vocabulary", replace)
     return train_vocabulary(
-        sentences,
+        _with_text(sentences),
         size,
         field=f"data.{prefix}vocab_size",
         kind=settings.vocab_kind,
@@ -381,17 +381,18 @@ def _training_text(pair: Pair, settings: StoreSettings, task: Task, sides: tuple
 
 
 def _with_text(sentences: Iterator[str]) -> Iterator[str]:
-    """The sentences that are not blank; refuses text without any."""
-    first = next(filter(None, sentences), None)
+    """The sentences, of which there must be at least one."""
+    first = next(sentences, None)
     if first is None:
         raise InputError("data.train has no text: every line is blank; give it sentences")
-    return itertools.chain([first], filter(None, sentences))
+    return itertools.chain([first], sentences)
 
 
 def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
     """Reservoir sampling: a uniform random sample of `count` pairs, the same for the same input; 0: all pairs."""
     if not count:
-        return pairs
+        yield from pairs
+        return
     reservoir, rng, num_read = list(itertools.islice(pairs, count)), np.random.default_rng(0), count
     for chunk in chunks(pairs, SHARD_SIZE):
         # Pair number n replaces a random entry with probability count / n.
@@ -399,7 +400,7 @@ def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
         for index in np.flatnonzero(entries < count):
             reservoir[entries[index]] = chunk[index]
         num_read += len(chunk)
-    return iter(reservoir)
+    yield from reservoir
 
 
 # --- Dev and test ------------------------------------------------------------------------------------------

@@ -6,15 +6,15 @@ Translation is one task; constituency parsing (§6.3) and users' own are others.
     TASKS["summarization"] = Task(corpora={"files": corpora.files}, metric="bleu")
 
 Its functions must be defined at module level: they are pickled for the worker processes that prepare a corpus. The
-source of its preprocessing functions, but not of what they call, is part of the key of a prepared corpus: where that
-changes, give another `data.directory`.
+source of its preprocessing functions (of an object, of its class), but not of what they call, is part of the key of a
+prepared corpus: where that changes, give another `data.directory`.
 """
 
 import dataclasses
 import functools
 import hashlib
 import inspect
-import pickle
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,16 +106,27 @@ def own_preprocessing(name: str) -> list[str]:
 
 
 def _version(function: Callable) -> str:
-    """What changes with a function: its source, or the bytecode where that is unknown; and what `partial` binds."""
+    """What changes with a function: its source, or its name where that is unknown; and what `partial` binds.
+
+    It is the same in every process, so sets, whose order is not, can't be bound.
+    """
     if isinstance(function, functools.partial):
-        return _version(function.func) + pickle.dumps((function.args, function.keywords)).hex()
+        try:
+            bound = json.dumps([function.args, function.keywords], sort_keys=True)
+        except TypeError as error:
+            raise InputError(
+                f"data.task: functools.partial of {_name(function.func)} binds more than texts, numbers and lists of "
+                f"them ({error}); make it a function"
+            ) from None
+        return _version(function.func) + bound
     try:
-        return inspect.getsource(function)
+        return inspect.getsource(function if inspect.isroutine(function) else type(function))
     except (OSError, TypeError):
-        if (code := getattr(function, "__code__", None)) is None:
-            return pickle.dumps(function).hex()
-        constants = [x for x in code.co_consts if not inspect.iscode(x)]
-        return f"{code.co_code.hex()} {code.co_names} {constants}"
+        return _name(function)
+
+
+def _name(function: Callable) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def task_of(data: Mapping[str, Any]) -> Task:

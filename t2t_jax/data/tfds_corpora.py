@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from t2t_jax.data.parallel_text import check_languages_differ
 from t2t_jax.errors import InputError, on_one_line
 from t2t_jax.files import sha256
 
 PREFIX = "tfds:"  # of `data.corpus`
 FOLDER = "tensorflow_datasets"  # below `data.directory`, with what TFDS prepares
 _READ_AHEAD = 1000  # pairs
-_SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # of most corpora
+SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # our name → that of most corpora
 
 
 def open_builder(name: str, directory: Path, archives: str) -> Any:
@@ -67,8 +68,8 @@ def _nearest(name: str, known: list[str]) -> str:
 
 def split_of(builder: Any, name: str, split: str, given: str) -> str:
     """What TFDS calls our `split`: what the user has given, or its usual name; errors call the corpus `name`."""
-    wanted = given or _SPLITS[split]
-    field = f"data.{split}" if split in _SPLITS else "data.test"
+    wanted = given or SPLITS[split]
+    field = f"data.{split}" if split in SPLITS else "data.test"
     try:
         builder.info.splits[wanted]
     except (KeyError, ValueError):
@@ -78,7 +79,8 @@ def split_of(builder: Any, name: str, split: str, given: str) -> str:
 
 
 def check_languages(builder: Any, name: str, languages: tuple[str, str]) -> None:
-    """Refuses a dataset without text in these languages."""
+    """Refuses a dataset without text in these two languages."""
+    check_languages_differ(name, languages)
     known = getattr(builder.info.features, "languages", None) or ()
     if missing := [language for language in languages if language not in known]:
         raise InputError(

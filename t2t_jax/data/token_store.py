@@ -22,7 +22,7 @@ import numpy as np
 from t2t_jax.data import cleaning
 from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE, Vocabularies
 from t2t_jax.errors import DamagedError
-from t2t_jax.files import read_object, sha256
+from t2t_jax.files import check_files, read_object
 
 SIDES = ("source", "target")
 _CHUNK = 1 << 20  # sentences whose lengths are computed at a time
@@ -82,10 +82,7 @@ def _checked_manifest(directory: Path) -> dict[str, Any]:
             raise DamagedError("a name of a test set is not a word")
     except (DamagedError, AttributeError, KeyError, TypeError) as error:
         raise DamagedError(f"{directory / 'manifest.json'} is damaged ({error}); {again}") from None
-    for name, expected in sums.items():
-        path = directory / name
-        if not path.is_file() or sha256(path) != expected:
-            raise DamagedError(f"{path} is damaged or missing; {again}")
+    check_files(directory, sums)
     return manifest
 
 

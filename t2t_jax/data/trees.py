@@ -114,9 +114,13 @@ def _add_text(node: _Open, text: str, where: str) -> None:
 
 def parse(text: str) -> Tree:
     """The one tree in a line of text."""
-    trees = list(read_trees([text], "tree"))
+    name = "tree"
+    try:
+        trees = list(read_trees([text], name))
+    except InputError as error:  # there is one line; which of a file, its reader knows
+        raise InputError(str(error).removeprefix(f"{name}, line 1: ")) from None
     if len(trees) != 1:
-        raise InputError(f"tree: {len(trees)} trees in a line; it must have one")
+        raise InputError(f"{len(trees)} trees in a line; it must have one")
     return trees[0]
 
 

@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax.data.downloads import base_name, download_folders, downloaded
-from t2t_jax.data.tfds_corpora import read_pairs
+from t2t_jax.data.tfds_corpora import FOLDER, SPLITS, read_pairs
 from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.files import folder_lock, read_object, sha256, write_object
+from t2t_jax.files import check_files, folder_lock, read_object, sha256, write_object
 from t2t_jax.progress_bar import progress_bar
 
-_SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # our name → the builder's
 _HELD_OUT_PAIRS = {"dev": 3_000, "test": 3_003}  # newstest2013 and newstest2014
 _FILTERED_TEST_PAIRS = 2_737
 _TRAIN_PAIRS = {"de": 4_508_785, "fr": 40_836_715}
@@ -53,7 +52,7 @@ class Prepared:
         """
         import tensorflow_datasets as tfds
 
-        pairs = read_pairs(tfds.builder_from_directory(self.directory), _SPLITS[split], languages)
+        pairs = read_pairs(tfds.builder_from_directory(self.directory), SPLITS[split], languages)
         return pairs if split == "train" else (tuple(map(unescape, pair)) for pair in pairs)
 
 
@@ -67,7 +66,7 @@ def prepare(foreign: str, directory: Path, archives: str) -> Prepared:
 
     `archives` is a folder that already has some of the archives; the others are downloaded.
     """
-    root = directory / "tensorflow_datasets"
+    root = directory / FOLDER
     final = root / "wmt14_translate" / f"{foreign}-en" / "1.0.0"
     if not final.exists():
         with folder_lock(root, f"another process prepares WMT14 in {root}"):
@@ -118,9 +117,7 @@ def _checked_manifest(directory: Path) -> dict[str, Any]:
             raise DamagedError("a part has no checksum")
     except (DamagedError, OSError, KeyError, TypeError):
         raise DamagedError(f"{path} is damaged or missing; delete {directory} and run again") from None
-    for name, checksum in expected.items():
-        if not (directory / name).is_file() or sha256(directory / name) != checksum:
-            raise DamagedError(f"{directory / name} is damaged or missing; delete {directory} and run again")
+    check_files(directory, expected)
     return manifest
 
 
@@ -128,7 +125,7 @@ def _table(foreign: str, parts: list[dict[str, Any]]) -> str:
     """A table for people: the parts of each split, and its expected and actual number of pairs."""
     expected = {"train": _TRAIN_PAIRS[foreign]} | _HELD_OUT_PAIRS
     rows = [("wmt14_translate", "expected", "ours", f"{foreign}-en; where from")]
-    for split in _SPLITS:
+    for split in SPLITS:
         in_split = [part for part in parts if part["split"] == split]
         rows.append((split, f"{expected[split]:,}", f"{sum(part['pairs'] for part in in_split):,}", ""))
         for part in in_split:
@@ -220,12 +217,12 @@ def _builder_class() -> type:
             subsets = {str(generator.name): generator.gen_kwargs for generator in self._split_generators(dl_manager)}
             self.parts, infos = [], []
             for split in ("dev", "test", "train"):  # the long part last: a wrong test set is refused early
-                infos.append(self._write_split(split, **subsets[_SPLITS[split]]))
+                infos.append(self._write_split(split, **subsets[SPLITS[split]]))
                 _check_held_out(split, infos[-1].num_examples)
             self.info.set_splits(tfds.core.splits.SplitDict(infos))
 
         def _write_split(self, split: str, split_subsets: list[str], extraction_map: dict[str, list[str]]) -> Any:
-            template, lengths, size = self._get_filename_template(_SPLITS[split]), [], 0
+            template, lengths, size = self._get_filename_template(SPLITS[split]), [], 0
             for index, name in enumerate(split_subsets):
                 path = template.sharded_filepath(shard_index=index, num_shards=len(split_subsets))
                 examples = self._generate_examples([name], extraction_map)
@@ -241,7 +238,7 @@ def _builder_class() -> type:
                     "shard": path.name,
                     "pairs": lengths[-1],
                 })  # fmt: skip
-            return tfds.core.SplitInfo(_SPLITS[split], lengths, size, template)
+            return tfds.core.SplitInfo(SPLITS[split], lengths, size, template)
 
         def _generate_examples(
             self, split_subsets: list[str], extraction_map: dict[str, list[str]]

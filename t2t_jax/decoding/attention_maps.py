@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 from t2t_jax import sharding
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.tokenizer import EOS, SPACE, Tokenizer
-from t2t_jax.decoding.batch_shapes import by_bucket, pad
+from t2t_jax.decoding.batch_shapes import by_bucket, pad_pairs
 from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.errors import InputError, Range
 from t2t_jax.model.transformer import Transformer
@@ -92,11 +92,8 @@ def attention_maps(
     labels = [functools.partial(_labels, vocabulary=side, at_end=_marks_ends(side)) for side in vocabularies]
     found = [None] * len(sources)
     for indices, width, rows in _batches([max(map(len, pair)) for pair in zip(sources, targets, strict=True)], mesh):
-        arrays = {
-            name: pad([side[i] for i in indices], rows, width)
-            for name, side in (("inputs", sources), ("targets", targets))
-        }
-        weights = _weights(module, ensemble.params[0], **sharding.put_rows(arrays, mesh))
+        batch = sharding.put_rows(pad_pairs(indices, sources, targets, rows, width), mesh)
+        weights = _weights(module, ensemble.params[0], **batch)
         for row, index in enumerate(indices):
             of_pair = [np.asarray(kind[row]) for kind in weights]
             found[index] = _maps(labels[0](sources[index]), labels[1](targets[index]), *of_pair)

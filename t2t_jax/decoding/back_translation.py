@@ -66,6 +66,8 @@ def back_translate_run(
     # Renamed in this order: where the translations are, all is done.
     files = [check_output("output", f"{output}.{data[side]}") for side in ("source_language", "target_language")]
     texts, translations = files
+    if texts == translations:
+        raise InputError(f"workdir: {workdir} translates to its own language, so that {texts} would be both files")
     dtype = dtype or "float32"
     conditions = {"source": sha256(path), "tag": tag, "dtype": dtype, "seed": str(seed), "run": _digest(members)}
     conditions |= {name: None if value is None else str(value) for name, value in options.items()}

@@ -75,6 +75,18 @@ def searched_rows(window: int, beam_width: int, d_model: int, mesh: Mesh) -> int
     return min(window, max(_FEWEST_ROWS, hypotheses // beam_width) * mesh.devices.size)
 
 
+def pad_pairs(
+    indices: Sequence[int],
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    rows: int,
+    length: int,
+) -> dict[str, np.ndarray]:
+    """The pairs with these indices as a batch: `inputs` and `targets`, `[rows, length]` each, padded with 0."""
+    sides = {"inputs": sources, "targets": targets}
+    return {name: pad([side[index] for index in indices], rows, length) for name, side in sides.items()}
+
+
 def pad(lists: Sequence[Sequence[int]], rows: int, length: int) -> np.ndarray:
     """Lists of ids as the rows of an array `[rows, length]`, padded with 0."""
     padded = np.zeros((rows, length), np.int32)

@@ -4,9 +4,8 @@ The search does not depend on the model: `step(tokens, positions, cache)` return
 token, and `reorder(cache, parents)` the cache after hypotheses have become continuations of others. `W` is the beam
 width.
 
-`beam_search` searches a whole batch. Its parts serve continuous batching: `start` makes a `Search` before its first
-step, `where_rows` puts new sentences into some rows of another one, `advance` takes steps, `results` returns the
-hypotheses, `resize` changes the number of tokens there is memory for.
+`beam_search` searches a whole batch. Its parts serve continuous batching: `advance` takes steps, `results` returns the
+hypotheses; what starts, joins and resizes the state of a search is in search_state.py.
 """
 
 import functools
@@ -28,25 +27,10 @@ from t2t_jax.decoding.search_state import (
     append_tokens,
     gather_hypotheses,
     length_penalty,
-    resize,
     start,
     where_rows,
 )
 from t2t_jax.decoding.top_k import log_sum_exp, top_k, top_tokens
-
-__all__ = [
-    "Hypotheses",
-    "Search",
-    "SearchOptions",
-    "advance",
-    "beam_search",
-    "gather_hypotheses",
-    "length_penalty",
-    "resize",
-    "results",
-    "start",
-    "where_rows",
-]
 
 Cache = Any
 Step = Callable[[Int[Array, "B W"], Int[Array, " B"], Cache], tuple[Float[Array, "B W vocab"], Cache]]
@@ -197,9 +181,7 @@ def _extend_group(
     if options.sampling:
         candidates = _sampled_candidates(jnp.moveaxis(next_tokens.logits, 0, -1), options.sampling, search)
     else:
-        candidates = _top_candidates(
-            alive.log_probs - search.penalties, next_tokens, penalty, lengths + 1 < options.min_length, options, eos
-        )
+        candidates = _top_candidates(alive.log_probs - search.penalties, next_tokens, penalty)
     parents, tokens, token_log_probs, penalised = candidates
     extended = append_tokens(gather_hypotheses(alive, parents), lengths, tokens, token_log_probs, options.alpha)
     is_eos = tokens == eos
@@ -276,7 +258,7 @@ def _logits_processors(search: Search, options: SearchOptions, eos: int) -> list
     processors = [_of_sentences(options.constraint, search)] if options.constraint else []
     if options.no_repeat_ngram:
         processors.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
-    if options.sampling and options.min_length:  # beam search forbids an early EOS among its candidates
+    if options.min_length:
         processors.append(constraints.forbid_early_eos(options.min_length, eos))
     return processors
 
@@ -302,9 +284,6 @@ def _top_candidates(
     penalised_log_probs: Float[Array, "B W"],
     next_tokens: _NextTokens,
     penalty: Float[Array, "B vocab"] | None,
-    is_too_short: Bool[Array, " B"],
-    options: SearchOptions,
-    eos: int,
 ) -> _Candidates:
     """The 2·W best continuations of hypotheses that have these log-probabilities; one if W = 1.
 
@@ -312,11 +291,8 @@ def _top_candidates(
     """
     _, batch, width = next_tokens.logits.shape
     count = 2 * width if width > 1 else 1
-    spare = 1 if options.min_length else 0  # EOS may be among the best before it is allowed
     wanted = next_tokens.logits if penalty is None else next_tokens.logits - penalty.T[..., None]
-    values, tokens = top_tokens(wanted, count + spare)
-    if options.min_length:
-        values = jnp.where(is_too_short[:, None, None] & (tokens == eos), NEG_INF, values)
+    values, tokens = top_tokens(wanted, count)
     values -= next_tokens.log_normaliser[..., None]  # [B, W, count]: log-probabilities less this step's penalty
     penalised = penalised_log_probs[..., None] + values
     if penalty is not None:

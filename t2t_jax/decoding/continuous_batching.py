@@ -23,10 +23,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 
 from t2t_jax import sharding
-from t2t_jax.decoding import batch_shapes, beam_search
+from t2t_jax.decoding import batch_shapes, beam_search, search_state
 from t2t_jax.decoding.batch_shapes import bucket_length, num_searches, pad
-from t2t_jax.decoding.beam_search import Hypotheses, Search, SearchOptions
 from t2t_jax.decoding.ensemble import Ensemble, average_probabilities
+from t2t_jax.decoding.search_options import SearchOptions
+from t2t_jax.decoding.search_state import Hypotheses, Search, where_rows
 from t2t_jax.model.kv_cache import SourceCache, admit_to_cache, reorder_cache, resize_cache
 from t2t_jax.model.transformer import Transformer
 from t2t_jax.threads import in_threads
@@ -199,7 +200,7 @@ def _start(
 ) -> State:
     """A state whose rows are all free."""
     prefixes, features = (jnp.zeros((rows, length), jnp.int32) for length in (prefix_length, num_features))
-    search = beam_search.start(jnp.zeros(rows, jnp.int32), options, capacity, prefixes, features=features)
+    search = search_state.start(jnp.zeros(rows, jnp.int32), options, capacity, prefixes, features=features)
     caches = tuple(module.init_cache(rows, source_length, options.width, capacity) for module in modules)
     return _shard(State(search, caches, jnp.full(rows, -1)), mesh)
 
@@ -302,10 +303,10 @@ def _admit(
     picks = jnp.where(is_free & (index < window.count), index, -1)
     is_new, of = picks >= 0, lambda x: x[picks]
     capacity = state.search.alive.tokens.shape[2]
-    new = beam_search.start(
+    new = search_state.start(
         of(window.max_lengths), options, capacity, of(window.prefixes), of(window.seeds), of(window.features)
     )
-    search = beam_search.where_rows(is_new, new, state.search)
+    search = where_rows(is_new, new, state.search)
     caches = tuple(admit_to_cache(*pair, picks) for pair in zip(state.caches, window.source, strict=True))
     owners = jnp.where(is_new, of(window.owners), state.owners)
     return State(search, caches, owners), admitted + is_new.sum()
@@ -323,7 +324,7 @@ def _append(finished: Finished, ended: Bool[Array, " B"], owners: Int[Array, " B
 @functools.partial(jax.jit, static_argnames=("mesh", "capacity"))
 def _resize(mesh: Mesh, state: State, capacity: int) -> State:
     caches = tuple(resize_cache(cache, capacity) for cache in state.caches)
-    return _shard(State(beam_search.resize(state.search, capacity), caches, state.owners), mesh)
+    return _shard(State(search_state.resize(state.search, capacity), caches, state.owners), mesh)
 
 
 def _shard(state: State, mesh: Mesh) -> State:

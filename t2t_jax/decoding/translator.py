@@ -20,13 +20,14 @@ from t2t_jax.data.plain_text import is_blank
 from t2t_jax.data.task import TASKS, Task, Vocabularies
 from t2t_jax.data.tokenizer import longest_whole
 from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
-from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad
-from t2t_jax.decoding.beam_search import Hypotheses, SearchOptions
+from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad_pairs
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.continuous_batching import Request, search_all
 from t2t_jax.decoding.ensemble import Ensemble, average_probabilities
 from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.long_sentences import cut, language_code, sentences_of
+from t2t_jax.decoding.search_options import SearchOptions
+from t2t_jax.decoding.search_state import Hypotheses
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import InputError, Range, check_number, choice, shown
 from t2t_jax.model.transformer import Transformer
@@ -210,7 +211,7 @@ class Translator:
     def check_lengths(self, sources: Sequence[str], references: Sequence[str]) -> None:
         """Refuses sentences that are too long to be scored, by their line."""
         self._check_length("source", self.encode_sources(sources))
-        self._check_length("reference", self.encode_targets(references))
+        self._check_length("reference", self.encode_targets(references, name="reference"))
 
     def encode_sources(self, sources: Sequence[str]) -> list[list[int]]:
         """The ids of each source as the model reads it, EOS last."""
@@ -226,9 +227,15 @@ class Translator:
             return ["" if is_blank(source) else source for source in sources]
         return self.vocabularies.source.plain(sources)
 
-    def encode_targets(self, targets: Sequence[str]) -> list[list[int]]:
-        """The ids of each target as the model predicts it, EOS last."""
-        return self.vocabularies.target.encode_many([self.task.preprocess_target(target) for target in targets])
+    def encode_targets(self, targets: Sequence[str], *, name: str = "target", first_line: int = 1) -> list[list[int]]:
+        """The ids of each target as the model predicts it, EOS last; errors call them `name`, by line."""
+        outputs = []
+        for line, target in enumerate(targets, start=first_line):
+            try:
+                outputs.append(self.task.preprocess_target(target))
+            except InputError as error:
+                raise InputError(f"{name}, line {line}: {error}") from None
+        return self.vocabularies.target.encode_many(outputs)
 
     def _check_length(self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1) -> None:
         limit = longest_whole(self._max_length)
@@ -248,17 +255,14 @@ class Translator:
             if isinstance(pair, str) or len(pair) != 2:
                 raise InputError(f"pairs: pair {index} must be (source, target); got {shown(pair)}")
         sources = self.encode_sources([source for source, _ in pairs])
-        targets = self.encode_targets([target for _, target in pairs])
+        targets = self.encode_targets([target for _, target in pairs], first_line=first_line)
         self._check_length("source", sources, first_line)
         self._check_length("target", targets, first_line)
         scores = [None] * len(pairs)
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
         for indices, width, rows in _batches(lengths, self.mesh):
-            arrays = {
-                name: pad([side[i] for i in indices], rows, width)
-                for name, side in (("inputs", sources), ("targets", targets))
-            }
-            found = np.asarray(_token_log_probs(*self.ensemble, **sharding.put_rows(arrays, self.mesh)))
+            batch = sharding.put_rows(pad_pairs(indices, sources, targets, rows, width), self.mesh)
+            found = np.asarray(_token_log_probs(*self.ensemble, **batch))
             for row, index in enumerate(indices):
                 values = [float(x) for x in found[row, : len(targets[index])]]
                 scores[index] = Score(sum(values), values, len(values))

@@ -96,6 +96,8 @@ def evaluate(
     metric = METRICS[translator.task.metric]
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
+    if not sources:
+        raise InputError("there is no sentence; give at least one source and its reference")
     translator.check_lengths(sources, references)
 
     def decode(sources):

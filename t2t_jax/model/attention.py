@@ -88,16 +88,16 @@ def scaled_dot_product_attention(
 ATTENTIONS = {"dot_product": scaled_dot_product_attention}
 
 
-def check_variant(name: str) -> None:
+def check_variant(name: str, num_heads: int, d_k: int, d_v: int) -> None:
     """Refuses an entry of `ATTENTIONS` that depends on the order of the keys, or on keys that are masked.
 
     Its model would decode another function than the one that was trained.
     """
-    batch, heads, queries, keys, dim = 1, 2, 3, 6, 4
+    queries, keys = 3, 6
     random = np.random.default_rng(0)
     query, key, value = (
-        jnp.asarray(random.normal(size=(batch, heads, *shape)), jnp.float32)
-        for shape in ((queries, dim), (dim, keys), (keys, dim))
+        jnp.asarray(random.normal(size=(1, num_heads, *shape)), jnp.float32)
+        for shape in ((queries, d_k), (d_k, keys), (keys, d_v))
     )
     mask = jnp.arange(keys)[None, None, None] < keys - 1
     attend = ATTENTIONS[name]

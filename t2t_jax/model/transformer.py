@@ -44,6 +44,7 @@ class Transformer(nn.Module):
         embedding = lambda vocab_size: Embedding(vocab_size, config.d_model, self.dtype)
         if config.share_embeddings:
             self.embedding = embedding(config.vocab_size)
+            self.source_embedding = self.target_embedding = self.softmax = self.embedding
         else:
             self.source_embedding = embedding(config.source_vocab_size or config.vocab_size)
             self.target_embedding, self.softmax = embedding(config.vocab_size), embedding(config.vocab_size)
@@ -55,25 +56,15 @@ class Transformer(nn.Module):
         self.target_dropout = Dropout(config.dropout)
         layers = lambda kind: [kind(config, self.fused_attention) for _ in range(config.num_layers)]
         self.encoder_layers, self.decoder_layers = layers(EncoderLayer), layers(DecoderLayer)
-        if config.norm == "pre":
-            self.encoder_norm = LayerNorm(config.layer_norm_epsilon)
-            self.decoder_norm = LayerNorm(config.layer_norm_epsilon)
+        final_norm = lambda: LayerNorm(config.layer_norm_epsilon) if config.norm == "pre" else lambda x: x
+        self.encoder_norm, self.decoder_norm = final_norm(), final_norm()
 
     def _embed_source(self, inputs, segments):
-        embedding = self.embedding if self.config.share_embeddings else self.source_embedding
         positions = self.source_positions(jnp.arange(inputs.shape[1])).astype(self.dtype)
-        return embedding(inputs) + _restart_at_segments(positions, segments)
-
-    def _embed_target(self, ids):
-        return (self.embedding if self.config.share_embeddings else self.target_embedding)(ids)
+        return self.source_embedding(inputs) + _restart_at_segments(positions, segments)
 
     def _target_positions(self, positions):
         return self.target_positions(positions).astype(self.dtype)
-
-    def _before_softmax(self, y: Float[Array, "B T D"]) -> tuple[Float[Array, "B T D"], Embedding]:
-        """The decoder's output, and the embedding whose transpose makes logits of it (§3.4)."""
-        y = self.decoder_norm(y) if self.config.norm == "pre" else y
-        return y, (self.embedding if self.config.share_embeddings else self.softmax)
 
     def _with_bias(self, logits: Float[Array, "B T vocab"]) -> Float[Array, "B T vocab"]:
         return logits + self.logits_bias[None, None] if self.config.logits_bias else logits
@@ -96,7 +87,7 @@ class Transformer(nn.Module):
         x = self.source_dropout(self._embed_source(inputs, input_segments), rows)
         for layer in self.encoder_layers:
             x = self._apply_layer(layer, x, mask, rows)
-        return self.encoder_norm(x) if self.config.norm == "pre" else x
+        return self.encoder_norm(x)
 
     def _decode(
         self,
@@ -107,8 +98,8 @@ class Transformer(nn.Module):
         target_segments: Int[Array, "B T"] | None,
         train: bool,
         rows: Rows,
-    ) -> tuple[Float[Array, "B T D"], Embedding]:
-        """The decoder by teacher forcing: it reads the targets shifted right by one position."""
+    ) -> Float[Array, "B T D"]:
+        """What the softmax reads, by teacher forcing: the decoder reads the targets shifted right by one position."""
         rows = _dropout_rows(inputs, train, rows)
         shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
         # Padding comes after all target tokens, so that causality alone keeps them from attending to it.
@@ -118,11 +109,11 @@ class Transformer(nn.Module):
             self_mask = segment_mask(target_segments, target_segments)
             source_mask = segment_mask(target_segments, input_segments)
         positions = self._target_positions(jnp.arange(targets.shape[1]))
-        y = self._embed_target(shifted) + _restart_at_segments(positions, target_segments)
+        y = self.target_embedding(shifted) + _restart_at_segments(positions, target_segments)
         y = self.target_dropout(y, rows)
         for layer in self.decoder_layers:
             y = self._apply_layer(layer, y, encoded, self_mask, source_mask, rows)
-        return self._before_softmax(y)
+        return self.decoder_norm(y)
 
     def decode(
         self,
@@ -136,8 +127,8 @@ class Transformer(nn.Module):
         rows: Rows = None,
     ) -> Float[Array, "B T vocab"]:
         """Logits of every target position by teacher forcing: position t depends on the source and `targets[:, :t]`."""
-        y, softmax = self._decode(encoded, inputs, targets, input_segments, target_segments, train, rows)
-        return self._with_bias(softmax.logits(y))
+        y = self._decode(encoded, inputs, targets, input_segments, target_segments, train, rows)
+        return self._with_bias(self.softmax.logits(y))
 
     def before_softmax(
         self,
@@ -154,11 +145,11 @@ class Transformer(nn.Module):
         M is d_model, and one more with `logits_bias`: the bias is then the last column of E, and y ends with 1.
         """
         encoded = self.encode(inputs, input_segments, train=train, rows=rows)
-        y, softmax = self._decode(encoded, inputs, targets, input_segments, target_segments, train, rows)
+        y = self._decode(encoded, inputs, targets, input_segments, target_segments, train, rows)
         if not self.config.logits_bias:
-            return y, softmax.table
+            return y, self.softmax.table
         ones = jnp.ones((*y.shape[:2], 1), y.dtype)
-        return jnp.concatenate([y, ones], 2), jnp.concatenate([softmax.table, self.logits_bias[:, None]], 1)
+        return jnp.concatenate([y, ones], 2), jnp.concatenate([self.softmax.table, self.logits_bias[:, None]], 1)
 
     def __call__(
         self,
@@ -199,14 +190,14 @@ class Transformer(nn.Module):
         """
         cache = kv_cache.claim_slot(cache)
         self_mask = ancestor_mask(cache.ancestors, cache.slot, self.config.attention_window)
-        y = self._embed_target(tokens) + self._target_positions(positions)[:, None]
+        y = self.target_embedding(tokens) + self._target_positions(positions)[:, None]
         layers = []
         for layer, layer_cache, source in zip(self.decoder_layers, cache.layers, cache.source.layers, strict=True):
             y, layer_cache = layer.step(y, layer_cache, source, cache.slot, self_mask, cache.source.mask)
             layers.append(layer_cache)
-        y, softmax = self._before_softmax(y)
         slot = (cache.slot + 1) % cache.capacity
-        return self._with_bias(softmax.logits_of_step(y)), cache._replace(layers=tuple(layers), slot=slot)
+        logits = self._with_bias(self.softmax.logits_of_step(self.decoder_norm(y)))
+        return logits, cache._replace(layers=tuple(layers), slot=slot)
 
 
 def _dropout_rows(inputs: Int[Array, "B S"], train: bool, rows: Rows) -> Rows:

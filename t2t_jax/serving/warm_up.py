@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from t2t_jax.decoding.batch_shapes import bucket_length
 from t2t_jax.decoding.translator import Translator
+from t2t_jax.errors import InputError
 from t2t_jax.serving.limits import Limits
 
 _LONGEST = 64  # subwords; a client who comes meanwhile waits for one batch, which must not take long
@@ -12,8 +13,16 @@ _COUNTED = 16  # of this many words the subwords are counted
 
 
 def sample_batches(translator: Translator, limits: Limits) -> Iterator[list[str]]:
-    """A sentence of each bucket length up to 64 subwords, alone; then as many of each as are translated together."""
-    per_word = (len(translator.encode_sources([_WORD * _COUNTED])[0]) - 1) / _COUNTED
+    """A sentence of each bucket length up to 64 subwords, alone; then as many of each as are translated together.
+
+    None where the task makes nothing of such sentences, or refuses them.
+    """
+    try:
+        per_word = (len(translator.encode_sources([_WORD * _COUNTED])[0]) - 1) / _COUNTED
+    except InputError:
+        return
+    if not per_word:
+        return
     for count in (1, limits.batch_sentences):
         length = bucket_length(1)
         while length <= _LONGEST:

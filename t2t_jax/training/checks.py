@@ -99,10 +99,10 @@ def check_model(config: ConfigDict) -> None:
             f"data.max_length={config.data.max_length}: the model learns model.max_positions="
             f"{config.model.max_positions} positions; lower the first or raise the second"
         )
-    if config.model.attention != "dot_product":
-        check_variant(config.model.attention)
     sizes = {"vocab_size": config.data.vocab_size, "source_vocab_size": config.data.source_vocab_size or None}
     count = TransformerConfig(**sizes, **config.model).parameter_count
+    if config.model.attention != "dot_product":
+        check_variant(config.model.attention, config.model.num_heads, config.model.d_k, config.model.d_v)
     needed, memory = _BYTES_PER_PARAMETER * count, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # Several processes may share the state among their machines.
     if needed > memory and not jax.distributed.is_initialized():

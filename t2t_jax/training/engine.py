@@ -152,9 +152,7 @@ def bytes_of(compiled: Any) -> int:
 out_of_memory = functools.partial(errors.out_of_memory, "data.tokens_per_batch", _REMEDIES)
 # For its evaluations.
 search_out_of_memory = functools.partial(
-    errors.out_of_memory,
-    "decode.beam_size",
-    "lower it, set evaluate.dtype to bfloat16, or evaluate.decode_sentences to 0: perplexity alone",
+    errors.out_of_memory, "decode.beam_size", "lower it, or set evaluate.dtype to bfloat16"
 )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from ml_collections import ConfigDict
 
 from t2t_jax import sharding
@@ -14,7 +15,7 @@ from t2t_jax.data.task import Vocabularies
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import is_url, write_bytes
-from t2t_jax.interop.workdir import run_folders
+from t2t_jax.interop.workdir import is_marian, run_folders
 from t2t_jax.run_folder import RunFolder
 
 _KEPT = ("dropout", "attention_dropout")  # fields of the model that may change between runs
@@ -48,11 +49,17 @@ def starting_point(config: ConfigDict, path: str, run: RunFolder) -> tuple[Confi
     """
     if not Checkpoints(run.checkpoints).steps():
         return pretrained(config, path)
-    return _fitted(config, run.config["model"], Vocabularies.open(run.path), path), Pretrained(path)
+    sizes = run.section("model", config.model.keys())
+    return _fitted(config, sizes, Vocabularies.open(run.path), path), Pretrained(path)
 
 
 def pretrained(config: ConfigDict, path: str) -> tuple[ConfigDict, Pretrained]:
     """The trained model in a run folder or a Marian folder, and `config` with its sizes and its vocabularies."""
+    if jax.process_count() > 1 and is_marian(path):  # only the main process writes checkpoints, in a folder of its own
+        raise InputError(
+            f"--init_from={path}: several processes start from a run folder only; convert the model first, with "
+            f"python -m t2t_jax.interop.from_marian {path} RUN"
+        )
     try:
         with run_folders(path) as folder:
             found = restore(folder)

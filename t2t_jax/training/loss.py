@@ -1,7 +1,7 @@
 """§5.4: label-smoothed cross-entropy; beyond the paper, R-Drop.
 
 Chunked softmax cross-entropy: logits are computed for a few target positions at a time; [B, T, vocab] is never
-materialised. `smoothed_cross_entropy_reference` and `r_drop_reference` are the same formulas on all logits at once.
+materialised. `smoothed_cross_entropy_reference` is the same formula on all logits at once.
 """
 
 import functools
@@ -29,20 +29,6 @@ def smoothed_cross_entropy_reference(
     return jnp.sum(jnp.where(targets != 0, losses, 0))
 
 
-def r_drop_reference(
-    logits: Float[Array, "B T vocab"], targets: Int[Array, "B T"], label_smoothing: float, r_drop: float
-) -> Float[Array, ""]:
-    """The loss of R-Drop (Liang et al. 2021, equation 4), halved: the mean cross-entropy of two dropout passes, and
-    α/4 of the sum of both Kullback-Leibler divergences between them; α = `r_drop`.
-
-    Rows 2i and 2i + 1 are the two passes of one sentence.
-    """
-    first, second = (jax.nn.log_softmax(logits[i::2]) for i in range(2))
-    divergences = jnp.sum((jnp.exp(first) - jnp.exp(second)) * (first - second), axis=-1)  # KL(1‖2) + KL(2‖1)
-    regularizer = jnp.sum(jnp.where(targets[::2] != 0, divergences, 0))
-    return smoothed_cross_entropy_reference(logits, targets, label_smoothing) / 2 + r_drop / 4 * regularizer
-
-
 def tokens_per_chunk() -> int | float:
     """Number of target positions whose logits are materialised at once: 63 MiB of float32 for 32,000 ids on CPU.
 
@@ -64,8 +50,9 @@ def cross_entropy(
     """(smoothed loss, unsmoothed negative log-likelihood, tokens): sums in nats over the non-padding targets.
 
     The logits are y · tableᵀ. ε = `label_smoothing`: the smoothed target has 1 − ε on the true id and ε/(vocab − 1) on
-    every other id. With `r_drop` > 0, rows 2i and 2i + 1 are two dropout passes of one sentence, the loss is that of
-    `r_drop_reference`, and each pass counts half in the other two sums.
+    every other id. With α = `r_drop` > 0, rows 2i and 2i + 1 are two dropout passes of one sentence, each of which
+    counts half in the three sums, and the loss is that of R-Drop (Liang et al. 2021, equation 4), halved: it also has
+    α/4 of the sum of both Kullback-Leibler divergences between the passes.
 
     Custom VJP: the forward pass computes the gradients too, of the loss only; the other two sums have zero gradient.
     """
@@ -178,7 +165,7 @@ def label_smoothed_loss(model: Transformer, label_smoothing: float, r_drop: floa
     """The loss of the paper for `train_step`: `loss` is label-smoothed, `nll` is not; sums in nats.
 
     The entries of the batch are the arguments of the model. With `r_drop` > 0 the model sees each sentence twice, with
-    different dropout masks, and `loss` has the regularizer of R-Drop (see `r_drop_reference`).
+    different dropout masks, and `loss` has the regularizer of R-Drop (see `cross_entropy`).
     """
 
     def loss_fn(params, batch: Batch, key):

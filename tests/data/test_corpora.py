@@ -37,6 +37,14 @@ def test_the_users_files_are_read_pair_for_pair(tmp_path):
 def test_a_file_is_not_paired_with_itself(tmp_path):
     with pytest.raises(InputError, match="data.source_language and data.target_language are both 'de'"):
         read_corpus("files", "de", "de", toy_corpus.write_splits(tmp_path), tmp_path)
+    (tmp_path / "a.jsonl").write_text('{"de": "eins", "en": "one"}\n')
+    (tmp_path / "a.tsv").write_text("eins\tein\n")
+    given = {split: str(tmp_path / "a.jsonl") for split in corpora.SPLITS}
+    for corpus, prefixes in (("files", given), ("home_assistant", {})):
+        with pytest.raises(InputError, match="data.source_language and data.target_language are both 'de'"):
+            read_corpus(corpus, "de", "de", prefixes, tmp_path)
+    pairs = read_corpus("files", "de", "de", {split: str(tmp_path / "a.tsv") for split in corpora.SPLITS}, tmp_path)
+    assert list(pairs.splits["train"]()) == [("eins", "ein")]
 
 
 def test_lines_end_at_newlines_only(tmp_path):

@@ -67,6 +67,7 @@ def test_splits_are_spelled_as_tfds_spells_them(tmp_path):
         ({"corpus": "tfds:toy_number/de-en"}, "no such dataset; did you mean 'toy_numbers'"),
         ({"corpus": "tfds:toy_numbers/de-em"}, "toy_numbers has no configuration 'de-em'; did you mean 'de-en'"),
         ({"languages": ("en", "fr")}, "data.target_language=fr: toy_numbers/de-en has no fr; it has de, en"),
+        ({"languages": ("de", "de")}, "data.source_language and data.target_language are both 'de'"),
         ({"dev": "dev"}, "data.dev=dev: toy_numbers/de-en has no split 'dev'; it has test, train, validation"),
         ({"corpus": "tfds"}, "data.corpus: unknown value 'tfds'"),
     ],

@@ -59,9 +59,9 @@ def ask(text):
     return text.upper() + "?"
 
 
-WITHOUT_SOURCE = {}
-for mark in "!?":
-    exec(f"WITHOUT_SOURCE[{mark!r}] = lambda text: text.upper() + {mark!r}")
+class Shout:
+    def __call__(self, text):
+        return shout(text)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ for mark in "!?":
     [
         (shout, ask),
         (functools.partial(str.replace, "a"), functools.partial(str.replace, "b")),
-        (WITHOUT_SOURCE["!"], WITHOUT_SOURCE["?"]),
+        (functools.partial(shout), functools.partial(shout, "a")),
+        (str.upper, str.lower),
+        (Shout(), shout),
     ],
 )
 def test_an_edited_task_of_the_users_own_has_another_store(corpus, monkeypatch, before, after):
@@ -81,6 +83,14 @@ def test_an_edited_task_of_the_users_own_has_another_store(corpus, monkeypatch, 
 
     assert len({key(), key(preprocess_target=before), key(preprocess_target=after)}) == 3
     assert key(preprocess_source=before) != key(preprocess_target=before) == key(preprocess_target=before)
+
+
+def test_a_task_that_binds_a_set_is_refused(corpus, monkeypatch):
+    """Its order is another in every process, and with it the key."""
+    task = Task({}, "bleu", preprocess_source=functools.partial(shout, {"a", "the"}))
+    monkeypatch.setitem(TASKS, "mine", task)
+    with pytest.raises(InputError, match="data.task: functools.partial of shout binds more than texts, numbers and"):
+        preparation._key(corpus, dataclasses.replace(SETTINGS, task="mine"))
 
 
 def test_the_stores_of_built_in_tasks_keep_their_names(corpus):
@@ -242,6 +252,10 @@ def test_a_ready_vocabulary_is_used_and_its_contents_determine_the_name_of_the_s
     settings = dataclasses.replace(SETTINGS, vocabulary=str(model))
     ready = prepare(corpus, settings, tmp_path / "ready")
     assert ready.fingerprint == trained.fingerprint
+    unread = iter(lambda: pytest.fail("a SentencePiece model needs no text"), None)
+    unread = dataclasses.replace(corpus, splits={"train": lambda: unread})
+    drawn = dataclasses.replace(settings, vocab_pairs=9)
+    assert preparation._vocabulary(unread, drawn, TASKS["translation"], preparation.SIDES) == model.read_bytes()
     model.write_text("#version: 0.2\no n\non e</w>\n")
     merges = prepare(corpus, settings, tmp_path / "ready")
     assert merges.directory != ready.directory

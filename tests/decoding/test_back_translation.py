@@ -2,7 +2,9 @@
 
 import contextlib
 import gzip
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from t2t_jax.decoding import back_translation
 from t2t_jax.decoding.back_translation import back_translate_run
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.errors import InputError
+from t2t_jax.files import read_object
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
 from tests.runs import tiny_config
@@ -120,6 +123,17 @@ def test_nothing_is_overwritten_and_another_run_does_not_go_on(run, text, tmp_pa
 def test_a_tag_of_several_lines_is_refused_before_anything_else(tmp_path, tag):
     with pytest.raises(InputError, match="^tag: .* holds the end of a line"):
         back_translate("/no/run", "/no/text", tmp_path / "new", tag=tag)
+
+
+def test_a_run_of_one_language_is_refused(run, text, tmp_path):
+    """Both files would have one name."""
+    shutil.copytree(run, tmp_path / "run")
+    config = read_object(tmp_path / "run/config.json")
+    config["data"]["source_language"] = "de"
+    (tmp_path / "run/config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="workdir: .*run translates to its own language, so that .*new.de would be"):
+        back_translate(str(tmp_path / "run"), text, tmp_path / "new")
+    assert not list(tmp_path.glob("new*"))
 
 
 def test_one_that_waited_for_another_does_not_replace_its_files(run, text, tmp_path, monkeypatch):

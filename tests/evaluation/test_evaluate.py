@@ -46,6 +46,11 @@ def test_perplexities_are_over_the_whole_set():
     assert found["perplexity"] == pytest.approx(4) and found["perplexity_per_word"] == pytest.approx(4 ** (7 / 4))
 
 
+def test_no_sentence_is_refused():
+    with pytest.raises(InputError, match="there is no sentence"):
+        evaluate(Echo(), [], [])
+
+
 def test_words_are_what_white_space_separates():
     """15 subwords; four words in the first sentence, none in the second, an EOS in both."""
     assert perplexities(Echo(), ["a", "b"], [" ab-c  d, e f. ", ""])["perplexity_per_word"] == pytest.approx(

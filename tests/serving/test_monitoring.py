@@ -10,7 +10,9 @@ from tests.decoding.compiled import num_compiled
 from tests.serving.conftest import served
 
 pytest.importorskip("starlette", reason="needs the extra `serve`")
+from t2t_jax.data.tokenizer import EOS
 from t2t_jax.decoding.batch_shapes import bucket_length
+from t2t_jax.errors import InputError
 from t2t_jax.serving import warm_up
 from t2t_jax.serving.limits import Limits
 from t2t_jax.serving.warm_up import sample_batches
@@ -72,6 +74,15 @@ def test_the_warm_up_has_sentences_of_each_bucket_length(translator):
     batches = list(sample_batches(translator, Limits()))
     lengths = [{bucket_length(len(ids)) for ids in translator.encode_sources(batch)} for batch in batches]
     assert lengths == [{16}, {32}, {64}] * 2 and [len(batch) for batch in batches] == [1] * 3 + [16] * 3
+
+
+def test_there_is_no_warm_up_where_a_task_makes_nothing_of_its_sentences(translator, monkeypatch):
+    def refuse(sources):
+        raise InputError("not a word")
+
+    for encode in (lambda sources: [[EOS]], refuse):
+        monkeypatch.setattr(translator, "encode_sources", encode)
+        assert list(sample_batches(translator, Limits())) == []
 
 
 def test_after_the_warm_up_the_first_request_compiles_nothing(translator, monkeypatch):

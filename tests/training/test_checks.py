@@ -56,6 +56,7 @@ def test_every_number_has_a_range(field):
         ("data.cleaning.max_ratio", 0.5, "at least 1"),
         ("data.vocab_size", 0, "at least 1"),
         ("data.vocabulary", "/none/codes", "no file /none/codes"),
+        ("model.attention", "dot_prodct", "unknown value 'dot_prodct'"),
     ],
 )
 def test_a_nonsensical_value_is_refused_with_its_field_and_what_would_work(field, value, message):

@@ -5,7 +5,7 @@ import pytest
 
 from t2t_jax.model.platform import tracing_for
 from t2t_jax.training import loss as module
-from t2t_jax.training.loss import cross_entropy, r_drop_reference, smoothed_cross_entropy_reference
+from t2t_jax.training.loss import cross_entropy, smoothed_cross_entropy_reference
 from tests.tiny import VOCAB, B, D, T
 
 TARGETS = jnp.array([[3, 4, 1, 0, 0], [2, 9, 9, 5, 1]])
@@ -117,6 +117,20 @@ def test_the_full_array_of_logits_is_never_materialised(monkeypatch):
 
 
 PASSES = jnp.repeat(TARGETS[:1], 2, axis=0)  # one sentence of three tokens, twice
+
+
+def r_drop_reference(
+    logits: Float[Array, "B T vocab"], targets: Int[Array, "B T"], label_smoothing: float, r_drop: float
+) -> Float[Array, ""]:
+    """The loss of R-Drop (Liang et al. 2021, equation 4), halved: the mean cross-entropy of two dropout passes, and
+    α/4 of the sum of both Kullback-Leibler divergences between them; α = `r_drop`.
+
+    Rows 2i and 2i + 1 are the two passes of one sentence.
+    """
+    first, second = (jax.nn.log_softmax(logits[i::2]) for i in range(2))
+    divergences = jnp.sum((jnp.exp(first) - jnp.exp(second)) * (first - second), axis=-1)  # KL(1‖2) + KL(2‖1)
+    regularizer = jnp.sum(jnp.where(targets[::2] != 0, divergences, 0))
+    return smoothed_cross_entropy_reference(logits, targets, label_smoothing) / 2 + r_drop / 4 * regularizer
 
 
 def test_the_reference_of_r_drop_is_its_equation_in_numpy():
