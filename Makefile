@@ -11,7 +11,7 @@ quickstart: $(VENV)/installed
 	$(VENV)/bin/python main.py --config=configs/quickstart.py --workdir=$(WORKDIR) $(ARGS)
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -n 2 $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 $(VENV)/installed: requirements.lock pyproject.toml $(EXTRA)
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.14 found; set PYTHON=/path/to/one" >&2; exit 2; }

@@ -72,7 +72,10 @@ TINY = Sizes(
     vocab_size=400, decoding_rows=(4,), decoding_steps=4,
     quickstart=tuple(
         f"--config.{field}"
-        for field in ("train.train_steps=4", "evaluate.interval_steps=0", "model.num_layers=1", "data.num_buckets=2")
+        for field in (
+            "train.train_steps=4", "evaluate.interval_steps=0", "model.num_layers=1", "data.num_buckets=2",
+            "decode.beam_size=1", "decode.max_extra_length=0",
+        )
     ),
 )  # fmt: skip
 

@@ -10,7 +10,9 @@ latency of its first sentences, each translated alone. The other tables are of p
 """
 
 import argparse
+import atexit
 import functools
+import shutil
 import statistics
 import sys
 import tempfile
@@ -189,9 +191,10 @@ def export(run: Path) -> Path:
     """The run, exported for CTranslate2."""
     from t2t_jax.interop.export import export_run
 
-    folder = Path(tempfile.mkdtemp()) / "ctranslate2"
-    export_run(str(run), format="ctranslate2", output=str(folder), step=None)
-    return folder
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    export_run(str(run), format="ctranslate2", output=str(folder / "ctranslate2"), step=None)
+    return folder / "ctranslate2"
 
 
 def random_sources(count: int, vocab_size: int = VOCAB) -> np.ndarray:

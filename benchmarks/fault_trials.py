@@ -1,6 +1,7 @@
 """Fault trials of `benchmarks.faults`: kills, stop signals and full disks at random moments of training."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import random
@@ -73,7 +74,7 @@ def kills(folder: Path, count: int, seed: int, moment: str) -> Outcome:
     undisturbed run.
     """
     rng, experiment = random.Random(seed), Experiment(folder)
-    expected, duration = _undisturbed(experiment)
+    expected, duration = _undisturbed(folder.parent)
     outcome, number = Outcome(), 0
     while outcome.trials < count:
         run, newest, number = folder / f"killed_{number}", 0, number + 1
@@ -115,7 +116,7 @@ def newest_good(run: Path) -> int:
 def stops(folder: Path, count: int, seed: int, twice: bool) -> Outcome:
     """Sends stop signals at random moments, or two, the second during the save, and resumes with the same command."""
     rng, experiment = random.Random(seed), Experiment(folder)
-    expected, duration = _undisturbed(experiment)
+    expected, duration = _undisturbed(folder.parent)
     outcome, number = Outcome(), 0
     while outcome.trials < count:
         run, number = folder / f"stopped_{number}", number + 1
@@ -142,7 +143,7 @@ def full_disks(folder: Path, count: int, seed: int) -> Outcome:
     Needs the permission to mount a tmpfs; without it there are no trials.
     """
     rng, experiment = random.Random(seed), Experiment(folder)
-    (expected, _), outcome = _undisturbed(experiment), Outcome()
+    (expected, _), outcome = _undisturbed(folder.parent), Outcome()
     run = folder / "disk" / "run"
     run.parent.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", str(run.parent)], capture_output=True)
@@ -166,10 +167,11 @@ def full_disks(folder: Path, count: int, seed: int) -> Outcome:
     return outcome
 
 
-def _undisturbed(experiment: Experiment) -> tuple[dict[str, Any], float]:
-    """The final state of a run without faults, and its seconds."""
+@functools.cache
+def _undisturbed(folder: Path) -> tuple[dict[str, Any], float]:
+    """The final state of a run without faults, trained below `folder`, and its seconds."""
     start = time.monotonic()
-    return final_state(experiment.train("undisturbed")), time.monotonic() - start
+    return final_state(Experiment(folder / "undisturbed").train("run")), time.monotonic() - start
 
 
 def _compare(run: Path, expected: dict[str, Any]) -> Outcome:

@@ -29,7 +29,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from benchmarks import measure
-from t2t_jax.errors import exit_code_of
+from t2t_jax.errors import InputError, exit_code_of
 
 PLUGINS = Path(os.environ.get("GPU_AOT", "~/gpu_aot")).expanduser()
 TARGET = Path(__file__).with_name("h100.txtpb")  # what XLA knows of the chip
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--decoding_rows", type=int, nargs="*", default=[64, 512])
     arguments = parser.parse_args()
     if (reason := missing()) is not None:
-        sys.exit(f"error: {reason}")
+        raise InputError(reason)
     results = {}
     for model in arguments.models:
         for fused in (False, True):

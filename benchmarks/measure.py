@@ -45,8 +45,11 @@ class System:
     def run(self, case: str) -> tuple[float, Any]:
         """(seconds, returned value) of a case."""
         time.sleep(_REST_SECONDS)
-        self._pipe.send(case)
-        seconds, answer = self._pipe.recv()
+        try:
+            self._pipe.send(case)
+            seconds, answer = self._pipe.recv()
+        except (EOFError, BrokenPipeError):
+            raise RuntimeError(f"{self.name} ended without an answer") from None
         if isinstance(answer, Exception):
             raise answer
         return seconds, answer

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from configs import multi30k_ende, multi30k_enfr
 from experiments.conditions import conditions
-from experiments.records import Record, fields_of, load, need_scores
+from experiments.records import Record, check_seeds, fields_of, load, need_scores
 from experiments.tables import FORMATS, print_notes, render
 from t2t_jax.errors import InputError, exit_code_of
 
@@ -43,7 +43,7 @@ def languages(record: Record) -> str:
 
 
 def by_system(records: Iterable[Record]) -> list[list[Record]]:
-    """The records of each row and pair of languages, by seed; refuses runs on another corpus and equal seeds."""
+    """The records of each row and pair of languages, by seed; refuses runs on another corpus."""
     found: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if (corpus := record["config"]["data.corpus"]) not in CONFIGS:
@@ -53,10 +53,9 @@ def by_system(records: Iterable[Record]) -> list[list[Record]]:
         for split in TEST_SETS:
             need_scores({**record, **record.get("other_tests", {})}, split, ("lowercased_bleu", "sacrebleu"))
         need_scores(record, "test", ("lowercased_signature", "sentences"))
-        same = found.setdefault((record["row"], languages(record)), [])
-        if record["seed"] in [other["seed"] for other in same]:
-            raise InputError(f"run: {record['row']} has two runs with seed {record['seed']}; give one of them")
-        same.append(record)
+        found.setdefault((record["row"], languages(record)), []).append(record)
+    for same in found.values():
+        check_seeds(same, lambda record: record["row"])
     return [sorted(records, key=lambda record: record["seed"]) for records in found.values()]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments import paper
-from experiments.records import BASE, Record, changes, fields_of, need_scores, where_of
+from experiments.records import BASE, Record, changes, check_seeds, fields_of, need_scores, where_of
 from experiments.scores import SACREBLEU, headline
 from experiments.sweep.plan import CONFIGS, parse_config, row_files
 from t2t_jax.errors import InputError, choice
@@ -55,10 +55,10 @@ class Row:
         """Two-sided: the paired bootstrap of each seed against the base of the same seed is one-tailed.
 
         Of several seeds the largest, and 1 where their differences do not all have one sign: the intersection-union
-        test that every seed differs from its base, in the same direction.
+        test that every seed differs from its base, in the same direction. None where a seed has no base yet.
         """
         found = [record["against_base"] for record in self.records if "against_base" in record]
-        if not found:
+        if not found or len(found) < len(self.records):
             return None
         signs = {np.sign(each["difference"]) for each in found}
         return min(1.0, 2 * max(each["p_value"] for each in found)) if len(signs) == 1 else 1.0
@@ -131,26 +131,16 @@ def _is_of_paper(row: str, files: dict[str, Path]) -> bool:
 def check(records: Sequence[Record]) -> str:
     """Returns the name of the headline score. Refuses records that do not make one table.
 
-    That is: a seed twice, seeds of one row with different configs or steps, averaged checkpoints, different headlines.
+    That is: those that `check_seeds` refuses, averaged checkpoints, different headlines.
     """
-    first: dict[str, Record] = {}
-    seen = set()
     for record in records:
-        row, name = record["row"], f"{record['row']}, seed {record['seed']}"
         _check_scores(record)
-        if (row, record["seed"]) in seen:
-            raise InputError(f"records: {name} is there twice; remove one")
-        seen.add((row, record["seed"]))
         if len(record["averaged_steps"]) != 1:
             raise InputError(
-                f"records: {name} is an average of {len(record['averaged_steps'])} checkpoints; Table 3 takes the last "
-                "alone (checkpoint.average_last=1)"
+                f"records: {record['row']}, seed {record['seed']} is an average of {len(record['averaged_steps'])} "
+                "checkpoints; Table 3 takes the last alone (checkpoint.average_last=1)"
             )
-        other = first.setdefault(row, record)
-        if changes(record["config"], other["config"]) or record["steps"] != other["steps"]:
-            raise InputError(
-                f"records: {name} and seed {other['seed']} differ in config or steps; one row has one of each"
-            )
+    check_seeds(records, lambda record: record["row"])
     names = sorted({headline(record["dev"], where_of(record, "dev")).name for record in records})
     if len(names) > 1:
         raise InputError(f"records: the headline scores are {' and '.join(names)}; give records of one task")

@@ -41,12 +41,12 @@ def print_notes(notes: Iterable[str], format: str) -> None:
 
 def power_of_ten(value: float | None, format: str) -> str:
     """3.3·10¹⁸, or 3.3e18 in CSV; empty for None."""
-    if value is None:
-        return ""
+    if not value:
+        return "" if value is None else "0"
     mantissa, is_large, exponent = f"{value:.1e}".partition("e+")
     if not is_large or format == "csv":
         return f"{mantissa}e{exponent}" if is_large else mantissa  # 1.0e-05 has no "e+" and is all mantissa
-    return f"{mantissa}·10" + "".join(_SUPERSCRIPT[int(digit)] for digit in exponent)
+    return f"{mantissa}·10" + "".join(_SUPERSCRIPT[int(digit)] for digit in str(int(exponent)))
 
 
 def in_latex(text: str) -> str:

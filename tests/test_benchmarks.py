@@ -35,6 +35,7 @@ def build(word):
         "work": lambda: note("work"),
         "rest": rest,
         "fail": fail,
+        "die": lambda: os._exit(1),
     }
 
 
@@ -49,6 +50,13 @@ def test_each_system_has_its_own_process_and_environment(named):
     (_, (a, a_process, a_set)), (_, (b, b_process, b_set)) = (named[name].run("process") for name in "ab")
     assert (a, a_set, b, b_set) == ("x", "1", "y", None) and "T2T_JAX_TEST" not in os.environ
     assert len({a_process, b_process, os.getpid()}) == 3
+
+
+def test_a_system_that_ends_is_named():
+    with measure.running([measure.System("mortal", build, "x")]) as named:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="mortal ended without an answer"):
+                named["mortal"].run("die")
 
 
 def test_a_measurement_excludes_the_rest_before_it_and_passes_on_errors(named, monkeypatch):

@@ -13,6 +13,7 @@ from t2t_jax.files import read_object, write_object
 from t2t_jax.training import fine_tuning
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
+from tests.interop import models
 from tests.runs import tiny_config
 from tests.test_resume import assert_same_run
 
@@ -66,11 +67,13 @@ def test_a_run_that_has_started_from_other_weights_is_not_resumed(pretrained, tm
 
 
 def test_a_run_resumes_when_the_one_it_started_from_is_gone_however_its_path_is_written(pretrained, tmp_path):
+    """And from a moved data directory."""
     shutil.copytree(pretrained, tmp_path / "source")
     train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "run"), init_from=f"{tmp_path}/source/")
     shutil.rmtree(tmp_path / "source")
     for steps, path in ((4, f"{tmp_path}/source"), (6, f"{tmp_path}/run/../source/")):
-        result = train(config_of(tmp_path, train__train_steps=steps), str(tmp_path / "run"), init_from=path)
+        moved = config_of(tmp_path, train__train_steps=steps, data__directory=str(tmp_path / "elsewhere"))
+        result = train(moved, str(tmp_path / "run"), init_from=path)
         assert (result["steps"], result["init_from"]) == (steps, f"{tmp_path}/source/, averaged checkpoint 6")
     with pytest.raises(InputError, match="--init_from: .*source is not a run folder"):
         train(config_of(tmp_path), str(tmp_path / "new"), init_from=f"{tmp_path}/source")
@@ -84,17 +87,9 @@ def test_a_run_of_a_later_version_is_not_resumed(pretrained, tmp_path):
         train(config_of(tmp_path), str(tmp_path / "run"), init_from=str(pretrained))
 
 
-def test_a_run_resumes_from_a_moved_data_directory(pretrained, tmp_path):
-    train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "run"), init_from=str(pretrained))
-    moved = config_of(tmp_path, train__train_steps=4)
-    moved.data.directory = str(tmp_path / "elsewhere")
-    assert train(moved, str(tmp_path / "run"), init_from=str(pretrained))["steps"] == 4
-
-
 def test_another_vocabulary_is_refused(pretrained, tmp_path):
-    other = tiny_config(tmp_path, data__vocab_size=330)
-    train(other, str(tmp_path / "other_run"))
-    config = config_of(tmp_path, data__vocabulary=str(tmp_path / "other_run/vocab.model"))
+    (tmp_path / "other.model").write_bytes(models.vocabulary(330))
+    config = config_of(tmp_path, data__vocabulary=str(tmp_path / "other.model"))
     with pytest.raises(InputError, match="data.vocabulary=.* is not the vocabulary of --init_from=.*; leave data.voc"):
         train(config, str(tmp_path / "run"), init_from=str(pretrained))
     assert not (tmp_path / "run").exists()

@@ -19,6 +19,7 @@ from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.files import read_object, write_object
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
+from tests.interop import models
 from tests.runs import tiny_config
 
 ROOT = Path(__file__).parents[1]
@@ -389,8 +390,8 @@ def test_prepare_writes_the_store_and_reports(command, tmp_path):
     assert code == 2 and "train.en has 300 lines" in errors and "train.de has 1;" in errors
 
 
-def test_damage_is_exit_code_4(command, tmp_path):
-    train(tiny_config(tmp_path), str(tmp_path / "run"))
+def test_damage_is_exit_code_4(command, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
     for path in (tmp_path / "run/averaged").rglob("*"):
         if path.is_file() and path.name != "manifest.json":
             path.write_bytes(b"damaged")
@@ -398,13 +399,10 @@ def test_damage_is_exit_code_4(command, tmp_path):
     assert code == 4 and "checkpoint 6 is damaged" in errors.splitlines()[-1]
 
 
-def test_a_vocabulary_that_does_not_fit_is_refused(command, tmp_path):
-    train(tiny_config(tmp_path), str(tmp_path / "run"))
-    other = tmp_path / "other"
-    other.mkdir()
-    train(tiny_config(other, data__vocab_size=335), str(tmp_path / "run335"))
-    mine, theirs = tmp_path / "run/vocab.model", tmp_path / "run335/vocab.model"
-    mine.write_bytes(theirs.read_bytes())
+def test_a_vocabulary_that_does_not_fit_is_refused(command, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    mine = tmp_path / "run/vocab.model"
+    mine.write_bytes(models.vocabulary(335))
     code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", stdin=b"one\n")
     assert code == 2 and "does not fit the config and vocabulary: embedding/table is float32[340, 16] there" in errors
     mine.unlink()

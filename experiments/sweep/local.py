@@ -53,7 +53,8 @@ def visible_gpus() -> list[str]:
     if not shutil.which("nvidia-smi"):
         return []
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True).stdout.split()
+    listed = subprocess.run(query, capture_output=True, text=True).stdout.split("\n")
+    return [line for line in listed if line.isdecimal()]  # where it fails, it says so there
 
 
 def run_locally(

@@ -51,7 +51,7 @@ class Batcher:
         self._idle: list[Job] = []  # those that run while no others wait
         self._changed = threading.Condition()
         self._closed = False
-        self._begun: float | None = None  # when the batch at work began
+        self._begun: float | None = None  # when the batch at work began, unless it is an idle job
         self._batch_seconds = 0.0  # of the last batch
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
@@ -88,7 +88,7 @@ class Batcher:
             return sum(len(job.items) for job in self._waiting)
 
     def batch_age(self) -> float:
-        """Seconds since the batch at work began; 0 without one."""
+        """Seconds since the batch at work began; 0 without one, and for a job of `submit_idle`."""
         begun = self._begun
         return 0.0 if begun is None else time.monotonic() - begun
 
@@ -112,7 +112,7 @@ class Batcher:
 
     def _run(self) -> None:
         while batch := self._take():
-            self._begun = begun = time.monotonic()
+            begun = time.monotonic()
             self._finish(batch)
             self._begun, self._batch_seconds = None, time.monotonic() - begun
 
@@ -131,6 +131,7 @@ class Batcher:
                 batch.append(job)
                 count += len(job.items)
             self._waiting = [job for job in self._waiting if job not in batch]
+            self._begun = time.monotonic()
             return batch
 
     def _finish(self, batch: list[Job]) -> None:

@@ -24,7 +24,7 @@ NO_CHANGE = lambda log_probs, tokens, lengths: log_probs
 FAVOUR_3 = lambda log_probs, tokens, lengths: log_probs.at[..., 3].add(5.0)
 
 
-@functools.partial(jax.jit, static_argnames=("options", "max_steps"))
+@functools.partial(jax.jit, static_argnames="max_steps")
 def search_chains(log_probs, limits, options, **arguments):
     def step(tokens, positions, cache):
         rows = jnp.arange(len(tokens))
@@ -39,7 +39,7 @@ def search(log_probs, limits, max_steps=None, prefixes=None, seeds=None, **optio
 
     With one more axis, `log_probs[b, position, last token, next token]`, transitions depend on the position.
     """
-    options = SearchOptions(**{"beam_size": 2} | options)
+    options = jax.tree.map(np.float32, SearchOptions(**{"beam_size": 2} | options))  # traced: α compiles nothing
     arrays = {"prefixes": prefixes, "seeds": seeds}
     arrays = {name: jnp.asarray(values, jnp.int32) for name, values in arrays.items() if values is not None}
     max_steps = max_steps or int(max(limits))

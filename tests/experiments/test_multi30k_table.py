@@ -102,4 +102,4 @@ def test_the_other_test_sets_are_checked_too(tmp_path, capsys):
 def test_a_run_that_is_given_twice_is_refused(tmp_path, capsys):
     (path,) = write_records(tmp_path, [run("one", multi30k_ende.get_config())])
     assert main([str(path), str(path)]) == 2
-    assert "one has two runs with seed 0" in capsys.readouterr().err
+    assert "one, seed 0 is there twice" in capsys.readouterr().err

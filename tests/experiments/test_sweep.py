@@ -13,7 +13,7 @@ import pytest
 import main
 from configs.presets import miniature
 from experiments.sweep import __main__ as sweep
-from experiments.sweep.local import worker_slots
+from experiments.sweep.local import visible_gpus, worker_slots
 from experiments.sweep.plan import make_trials, parse_config, row_files
 from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trials import FAILED, FINISHED, RUNNING
@@ -165,6 +165,19 @@ def test_the_miniature_preset_keeps_all_rows_and_their_ratios_to_base():
         assert changed[0] - schedule == changed[1] - schedule, name
 
 
+@pytest.mark.parametrize(
+    ("script", "gpus"),
+    [("printf '0\\n1\\n'", ["0", "1"]), ("echo 'NVIDIA-SMI has failed: 9 errors'; echo 'no driver'; exit 9", [])],
+)
+def test_the_gpus_are_those_that_nvidia_smi_lists(tmp_path, monkeypatch, script, gpus):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus() == gpus
+
+
 def test_there_is_one_slot_per_gpu_and_without_gpus_the_slots_share_the_cores(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
@@ -263,7 +276,7 @@ def test_a_launcher_killed_at_random_moments_does_not_change_the_results(tmp_pat
     begun = time.monotonic()
     assert undisturbed.run("--jobs=2") == 0, undisturbed.errors()
     duration, rng, midway = time.monotonic() - begun, random.Random(0), 0
-    for _ in range(6):
+    for _ in range(4):
         launcher = killed.start("--jobs=2")
         time.sleep(rng.uniform(0.05, 0.6) * duration)
         midway += launcher.poll() is None
@@ -273,7 +286,7 @@ def test_a_launcher_killed_at_random_moments_does_not_change_the_results(tmp_pat
     assert killed.run("--jobs=2") == 0, killed.errors()
     for row, step in (("one", 300), ("two", 6)):
         assert_same_run(undisturbed.trial(row), killed.trial(row), step)
-        assert killed.log(row).count("resuming from step") <= killed.log(row).count("main.py --config") <= 7
+        assert killed.log(row).count("resuming from step") <= killed.log(row).count("main.py --config") <= 5
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from configs import base_ende, base_enfr, big_ende, big_enfr, quickstart
 from experiments import paper
 from experiments.records import write_records
 from experiments.table2_translation import OURS, main, paper_cost
+from experiments.tables import power_of_ten
 from tests.experiments.runs import record, run_folder
 
 DAY = 86_400
@@ -116,6 +117,7 @@ def test_markdown_and_latex_show_the_same_numbers(tmp_path, capsys):
     run = str(run_folder(tmp_path / "run", training_flops=int(9.5e17)))
     assert main([run]) == 0
     out = capsys.readouterr().out
+    assert power_of_ten(3.3e9, "markdown") == "3.3·10⁹" and power_of_ten(0.0, "markdown") == "0"
     assert "| GNMT + RL | 24.6 | 39.92 | 2.3·10¹⁹ | 1.4·10²⁰ |  |  |" in out
     assert f"| {OURS['base']} | 22.75 |  |  |  | 9.5·10¹⁷ |  |" in out and "base, EN-DE, ours: 100,000 steps" in out
     assert main([run, "--format=latex"]) == 0

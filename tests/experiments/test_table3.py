@@ -127,6 +127,14 @@ def test_of_several_seeds_twice_the_largest_one_tailed_p_value_is_shown(tmp_path
     assert (rows["c_n2"]["p"], rows["base"]["p"]) == ("0.1250", "") and "of several seeds the largest" in notes
 
 
+def test_a_row_with_more_seeds_than_the_base_has_no_p_value_yet(tmp_path, capsys):
+    """It would be that of fewer seeds than the mean beside it."""
+    made = against_base(differences=(-2.5, -3.0), p_values=(0.01, 0.001))
+    del made[1]["against_base"]
+    rows, _ = table(capsys, records(tmp_path, trained("base"), *made))
+    assert (rows["c_n2"]["p"], rows["c_n2"]["p (Holm)"]) == ("", "")
+
+
 @pytest.mark.parametrize("differences", [(2.31, -2.24), (2.31, 0.0)])
 def test_seeds_that_differ_from_base_in_opposite_directions_are_not_significant(differences, tmp_path, capsys):
     rows, notes = table(

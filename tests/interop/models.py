@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from pathlib import Path
 
 import jax
@@ -22,11 +23,13 @@ CONFIG = TransformerConfig(num_layers=2, d_model=16, d_ff=20, num_heads=4, d_k=4
 WHITE_SPACE = [f"one{space}two \u00e4 {space}{space} three{space}" for space in "\t\n\v\f\r\x1c\x85\xa0\u2028\u3000 "]
 
 
+@functools.cache
 def vocabulary(size: int = 340) -> bytes:
     """A SentencePiece model of both sides of the toy corpus: bytes, letters and words."""
     return train_vocabulary([side for pair in toy_corpus.pairs(300, 0) for side in pair], size)
 
 
+@functools.cache
 def separate_vocabularies() -> dict[str, bytes]:
     """A SentencePiece model for each side of the toy corpus, by file name; the two differ in size."""
     source, target = zip(*toy_corpus.pairs(300, 0), strict=True)

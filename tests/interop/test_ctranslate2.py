@@ -152,7 +152,7 @@ def test_without_a_length_penalty_translations_are_ours(trained, tmp_path, beam_
         assert result.scores[0] == pytest.approx(hypotheses[0].log_prob, abs=1e-4)
 
 
-class Ramp(nn.Module):
+class Sloped(nn.Module):
     d_model: int
 
     @nn.compact
@@ -161,8 +161,8 @@ class Ramp(nn.Module):
 
 
 def test_a_position_encoding_of_ones_own_is_exported_with_its_parameters(tmp_path, monkeypatch):
-    monkeypatch.setitem(POSITIONS, "ramp", lambda max_positions, d_model: Ramp(d_model))
-    run = models.random_run(tmp_path / "run", positions="ramp")
+    monkeypatch.setitem(POSITIONS, "sloped", lambda max_positions, d_model: Sloped(d_model))
+    run = models.random_run(tmp_path / "run", positions="sloped")
     pair = ("one two", "eins zwei")
     theirs, ours = export(run, tmp_path / "ct2"), t2t_jax.load(run)
     source, target = (pieces(ours.vocabularies.source, text) for text in pair)

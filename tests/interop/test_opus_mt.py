@@ -162,6 +162,7 @@ def test_greedy_translations_are_those_of_transformers(published):
         assert theirs[:count] == best.tokens[:count]
 
 
+@pytest.mark.parametrize("published", ["opus-mt", "separate embeddings"], indirect=True)
 def test_the_folder_works_like_a_run(published, tmp_path, capsys, monkeypatch):
     folder, run = published
     expected, found = (t2t_jax.load(path).translate(SENTENCES[:3], beam_size=2) for path in (run, folder))
@@ -194,6 +195,7 @@ def test_the_folder_works_like_a_run(published, tmp_path, capsys, monkeypatch):
     assert len(answer.log_probs) == 2
 
 
+@pytest.mark.parametrize("published", ["opus-mt", "gelu", "separate embeddings"], indirect=True)
 def test_import_of_the_export_computes_the_same(published, tmp_path):
     """With separate vocabularies, as which the two SentencePiece models were imported."""
     _, run = published

@@ -126,8 +126,9 @@ def test_idle_jobs_run_one_by_one_and_only_while_no_others_wait(worker):
     worker.gate.set()
     assert [job.future.result(SECONDS) for job in (*asked, *idle)]
     assert worker.batches[1:] == [("a", [1]), ("b", [2]), ("idle", [1]), ("idle", [2])]
-    worker.gate.clear()
+    worker.gate.clear(), worker.begun.clear()
     worker.batcher.submit_idle(idle := [Job("idle", [3]), Job("idle", [4])])
+    assert worker.begun.wait(SECONDS) and worker.batcher.batch_age() == 0, "health would fail during the warm-up"
     worker.batcher.close()
     assert all(job.future.cancelled() for job in idle) and not worker.batcher.is_running
 

@@ -17,9 +17,9 @@ def before_softmax():
     return jax.random.normal(keys[0], (B, T, D)), jax.random.normal(keys[1], (VOCAB, D))
 
 
-@pytest.fixture(params=[1, 2, 4, 6, 10, 1000, None])
+@pytest.fixture(params=[1, 4, 6, None])
 def chunked(request, monkeypatch):
-    """Chunks of 1, 1, 2, 3, 5, 5 and 5 of the five positions; some lengths divide five, others do not."""
+    """Chunks of 1, 2, 3 and 5 of the five positions; some lengths divide five, others do not."""
     if request.param:
         monkeypatch.setattr(module, "tokens_per_chunk", lambda: request.param)
 
@@ -38,7 +38,7 @@ def test_the_reference_is_section_5_4_in_numpy():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.2])
+@pytest.mark.parametrize("epsilon", [0.0, 0.1])
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_values_and_gradients_are_those_of_the_reference(before_softmax, chunked, epsilon, platform):
     """In the form that is computed on a CPU, and in the one for a GPU."""

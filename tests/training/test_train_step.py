@@ -116,6 +116,7 @@ def test_remat_changes_neither_the_loss_nor_the_gradient():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_remat_takes_less_memory():
     model = tiny.model(num_layers=4)
     batch = {name: jnp.ones((4, 64), jnp.int32) for name in BATCH}
