@@ -115,8 +115,8 @@ def test_a_published_marian_model_is_fine_tuned_by_one_process(tmp_path, monkeyp
     folder = publish(tmp_path / "theirs")
     config = config_of(tmp_path, train__train_steps=2)
     assert train(config, str(tmp_path / "run"), init_from=str(folder))["steps"] == 2
+    tuned = restore(tmp_path / "run").model.config
+    assert tuned.activation == "swish" and tuned.logits_bias and not tuned.share_embeddings
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(InputError, match=f"--init_from={folder}: several processes start from a run folder only; con"):
         fine_tuning.pretrained(config, str(folder))
-    tuned = restore(tmp_path / "run").model.config
-    assert tuned.activation == "swish" and tuned.logits_bias and not tuned.share_embeddings

@@ -29,11 +29,14 @@ def vocabulary(size: int = 340) -> bytes:
     return train_vocabulary([side for pair in toy_corpus.pairs(300, 0) for side in pair], size)
 
 
-@functools.cache
 def separate_vocabularies() -> dict[str, bytes]:
     """A SentencePiece model for each side of the toy corpus, by file name; the two differ in size."""
-    source, target = zip(*toy_corpus.pairs(300, 0), strict=True)
-    return {SOURCE_FILE: train_vocabulary(source, 310), TARGET_FILE: train_vocabulary(target, 325)}
+    return {SOURCE_FILE: _vocabulary_of_side(0, 310), TARGET_FILE: _vocabulary_of_side(1, 325)}
+
+
+@functools.cache
+def _vocabulary_of_side(side: int, size: int) -> bytes:
+    return train_vocabulary([pair[side] for pair in toy_corpus.pairs(300, 0)], size)
 
 
 def with_eos_named(model: bytes, name: str) -> bytes:

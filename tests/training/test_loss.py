@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import Array, Float, Int
 
 from t2t_jax.model.platform import tracing_for
 from t2t_jax.training import loss as module
