@@ -28,6 +28,7 @@ import pytest
 
 import main
 from t2t_jax import sharding
+from t2t_jax.decoding import batch_shapes
 
 
 def pytest_configure(config):
@@ -84,12 +85,13 @@ def command(monkeypatch, capsys):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_device_unless_asked():
+def few_devices_and_shapes():
     """Eight devices are for the tests that name them: a tiny model is slower on eight than on one, in children too."""
     make_mesh = sharding.make_mesh
     one = lambda devices=None, model_parallel=1: make_mesh(devices or jax.devices()[:model_parallel], model_parallel)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharding, "make_mesh", one)
+        patch.setattr(batch_shapes, "_CPU_ROWS", ((4, 12), (16, 127)))  # fewer shapes to compile
         if not ON_DEVICE:
             assert len(jax.devices()) == 8  # which reads XLA_FLAGS
             patch.setenv("XLA_FLAGS", FAST_COMPILATION)

@@ -6,11 +6,22 @@ import pytest
 from t2t_jax import sharding
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.tokenizer import train_vocabulary
+from t2t_jax.decoding import batch_shapes
 from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.model.transformer import Transformer
 from tests import tiny
 from tests.data import toy_corpus
+
+ROWS = batch_shapes._CPU_ROWS
+
+
+@pytest.fixture(autouse=True, scope="package")
+def all_shapes():
+    """Those that users have, of which other tests have fewer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_shapes, "_CPU_ROWS", ROWS)
+        yield
 
 
 @pytest.fixture(scope="package")
