@@ -71,6 +71,19 @@ def test_the_n_best_are_shown_with_their_scores_and_their_attention(visit, clien
     browser.switch_to.default_content()
 
 
+def test_the_sentences_of_a_line_are_translated_one_by_one_if_asked_to(visit, client):
+    browser, text = visit(client), "One two. Three four."
+    for parts in (None, 2):
+        translate(browser, text, beam_size=2, n_best=1, alpha=1)
+        _, answer = client.post(
+            {"source": text, "beam_size": 2, "n_best": 1, "alpha": 1, "split_sentences": parts is not None}
+        )
+        assert texts(browser, ".text") == [hypothesis["text"] for hypothesis in answer["hypotheses"]]
+        assert ("translated in 2 parts" in texts(browser, ".numbers")[0]) == (parts is not None)
+        assert (texts(browser, ".numbers button") == []) == (parts is not None)
+        browser.find_element("id", "split_sentences").click()
+
+
 def test_what_the_server_refuses_is_shown_in_its_words(visit, client):
     browser = visit(client, width=390)
     translate(browser, "one", beam_size=2, n_best=5)
