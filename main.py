@@ -176,8 +176,8 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
     by_default = "default: that of the run's config"
     define = {
         flags.DEFINE_string: {
-            "workdir": (None, "Run folder, or its URL; translate, score and evaluate take an ensemble as RUN1,RUN2."),
-            "preset": (None, "Changes fields of --config, but none that a flag gives: gpu, of configs/presets."),
+            "workdir": (None, "Run folder, or its URL; modes that translate or score take an ensemble as RUN1,RUN2."),
+            "preset": (None, "Changes fields of --config, but none that a flag gives: gpu or miniature."),
             "init_from": (
                 None,
                 "Run or Marian folder whose weights training starts from, with a fresh optimiser.",
@@ -249,7 +249,7 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
         "dtype": (
             None,
             ["float32", "bfloat16"],
-            "Arithmetic of the model; default: float32, for evaluate the config's evaluate.dtype.",
+            "Computation dtype of the model; default: float32, for evaluate the config's evaluate.dtype.",
         ),
         "early_stop": (
             None,

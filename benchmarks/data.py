@@ -95,8 +95,11 @@ def padding() -> dict[str, float]:
         fraction, _, _ = measure.run_in_process(padded, WMT14["English-French"], layout)
         print(f"{name:>16}{fraction:>10.2%}", flush=True)
         results[f"padding_{name.replace(' ', '_')}"] = fraction
-    least = {"padding_bucketed": f"padding_{max(SHAPES)}_shapes", "padding_packed": "padding_packed_1_shapes"}
-    return results | {name: results[layout] for name, layout in least.items()}
+    configured = {
+        "padding_bucketed": f"padding_{default('num_buckets')}_shapes",
+        "padding_packed": f"padding_packed_{default('packing_shapes')}_shapes",
+    }
+    return results | {name: results[layout] for name, layout in configured.items()}
 
 
 # --- Functions that run in processes of their own ----------------------------------------------------------

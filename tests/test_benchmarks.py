@@ -150,7 +150,7 @@ def test_what_the_benchmark_of_an_accelerator_needs_is_pinned_as_elsewhere():
 @pytest.mark.slow
 def test_the_benchmark_of_an_accelerator_is_rehearsed_on_a_cpu(tmp_path):
     """Its laws are tests of the suite."""
-    parts = ["rates", "steps", "decoding", "quickstart"]
+    parts = ["rates", "training", "projection", "decoding", "quickstart"]
     command = [sys.executable, "-m", "benchmarks.accelerator", f"--output={tmp_path}", "--tiny", "--only", *parts]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

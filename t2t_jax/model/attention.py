@@ -162,8 +162,9 @@ class MultiHeadAttention(nn.Module):
 
     `query_gain` and `key_value_gain` scale the Glorot limits. The paper's code initialises fused kernels: one matrix
     for q, k and v of self-attention, one for k and v of cross-attention; the gains give our separate kernels the
-    same distributions. `function` is a name in `ATTENTIONS`; `fused` selects `fused_attention` instead, which has no
-    dropout on the attention weights. With a `window` > 0, positions attend to those within `window` / 2 only.
+    same distributions where h·d_k = h·d_v = d_model. `function` is a name in `ATTENTIONS`; `fused` selects
+    `fused_attention` instead, which has no dropout on the attention weights. With a `window` > 0, positions attend to
+    those within `window` / 2 only.
     """
 
     num_heads: int

@@ -140,7 +140,7 @@ class Transformer(nn.Module):
         train: bool = False,
         rows: Rows = None,
     ) -> tuple[Float[Array, "B T M"], Float[Array, "vocab M"]]:
-        """(y, E), where the logits are y Eᵀ: for a loss that never materialises them all (`training/loss.py`).
+        """(y, E), where the logits are y Eᵀ: for a loss that computes them in chunks (`training/loss.py`).
 
         M is d_model, and one more with `logits_bias`: the bias is then the last column of E, and y ends with 1.
         """

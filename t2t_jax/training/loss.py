@@ -1,7 +1,7 @@
 """§5.4: label-smoothed cross-entropy; beyond the paper, R-Drop.
 
-Chunked softmax cross-entropy: logits are computed for a few target positions at a time; [B, T, vocab] is never
-materialised. `smoothed_cross_entropy_reference` is the same formula on all logits at once.
+Chunked softmax cross-entropy: logits are computed for some target positions at a time (`tokens_per_chunk`; on GPU,
+for all of a microbatch). `smoothed_cross_entropy_reference` is the same formula on all logits at once.
 """
 
 import functools
