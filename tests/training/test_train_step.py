@@ -29,7 +29,7 @@ def start(model, optimizer):
 
 def test_gradient_is_that_of_the_mean_over_all_real_tokens():
     """With SGD of rate 1 the parameters move by exactly the gradient."""
-    model = tiny.model(dropout=0.0)
+    model = tiny.model(num_layers=1, dropout=0.0)
     state = start(model, optax.sgd(1.0))
 
     def mean_loss(params):
@@ -48,7 +48,7 @@ def test_gradient_is_that_of_the_mean_over_all_real_tokens():
 @pytest.mark.parametrize(("microbatches", "r_drop"), [(2, 0.0), (4, 0.0), (2, 5.0)])
 def test_accumulated_microbatches_equal_one_batch(microbatches, r_drop):
     """Their numbers of tokens differ; dropout is on."""
-    model = tiny.model(**DROPOUT)
+    model = tiny.model(num_layers=1, **DROPOUT)
     state = start(model, optax.sgd(1.0))
     whole, metrics = step_of(model, optax.sgd(1.0), r_drop=r_drop)(state, BATCH)
     split, split_metrics = step_of(model, optax.sgd(1.0), microbatches, r_drop=r_drop)(state, BATCH)
@@ -61,7 +61,7 @@ def test_accumulated_microbatches_equal_one_batch(microbatches, r_drop):
 def test_r_drop_is_the_loss_of_two_dropout_passes():
     """Without dropout the passes agree and the loss is the plain one; with dropout they diverge."""
     for options, same in [({"dropout": 0.0}, True), (DROPOUT, False)]:
-        model = tiny.model(**options)
+        model = tiny.model(num_layers=1, **options)
         state = start(model, optax.sgd(1.0))
         plain, weak, strong = (
             step_of(model, optax.sgd(1.0), r_drop=r_drop)(state, BATCH)[1] for r_drop in (0.0, 1.0, 5.0)
@@ -75,7 +75,7 @@ def test_r_drop_is_the_loss_of_two_dropout_passes():
 
 
 def test_rows_of_padding_change_nothing():
-    model = tiny.model(**DROPOUT)
+    model = tiny.model(num_layers=1, **DROPOUT)
     state = start(model, optax.sgd(1.0))
     padded = {name: jnp.pad(x, ((0, 3), (0, 0))) for name, x in BATCH.items()}
     a, b = (step_of(model, optax.sgd(1.0))(state, batch)[0].params for batch in (BATCH, padded))
@@ -84,7 +84,7 @@ def test_rows_of_padding_change_nothing():
 
 
 def test_a_batch_of_padding_alone_changes_no_parameter():
-    model = tiny.model(**DROPOUT)
+    model = tiny.model(num_layers=1, **DROPOUT)
     state = start(model, optax.sgd(1.0))
     nothing = {name: np.zeros_like(ids) for name, ids in BATCH.items()}
     for r_drop in (0.0, 5.0):
@@ -94,7 +94,7 @@ def test_a_batch_of_padding_alone_changes_no_parameter():
 
 
 def test_dropout_differs_from_step_to_step_and_not_from_run_to_run():
-    model = tiny.model(dropout=0.5)
+    model = tiny.model(num_layers=1, dropout=0.5)
     step = step_of(model, optax.sgd(0.0))
     state = start(model, optax.sgd(0.0))
     second, first_metrics = step(state, BATCH)
@@ -134,7 +134,7 @@ def test_remat_takes_less_memory():
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_mapped_over_two_devices_the_update_is_that_of_the_whole_batch(accumulate):
     """Though the devices have different numbers of tokens, and with the same elements dropped."""
-    model, optimizer = tiny.model(**DROPOUT), optax.sgd(1.0)
+    model, optimizer = tiny.model(num_layers=1, **DROPOUT), optax.sgd(1.0)
     state = start(model, optimizer)
     whole, metrics = step_of(model, optimizer)(state, BATCH)
     found, found_metrics = mapped(model, optimizer, accumulate)(state, shares(BATCH))
@@ -147,7 +147,7 @@ def test_mapped_over_two_devices_the_update_is_that_of_the_whole_batch(accumulat
 
 def test_mapped_devices_have_masks_of_their_own():
     """Each of the two devices alone has the same pairs; together they have other masks than one twice."""
-    model, optimizer = tiny.model(dropout=0.5), optax.sgd(0.0)
+    model, optimizer = tiny.model(num_layers=1, dropout=0.5), optax.sgd(0.0)
     state = start(model, optimizer)
     step, pair = mapped(model, optimizer, 1), {name: x[:1] for name, x in BATCH.items()}
     losses = []
