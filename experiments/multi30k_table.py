@@ -55,7 +55,7 @@ def by_system(records: Iterable[Record]) -> list[list[Record]]:
         need_scores(record, "test", ("lowercased_signature", "sentences"))
         found.setdefault((record["row"], languages(record)), []).append(record)
     for same in found.values():
-        check_seeds(same, lambda record: record["row"])
+        check_seeds(same)
     return [sorted(records, key=lambda record: record["seed"]) for records in found.values()]
 
 

@@ -11,7 +11,7 @@ rendered from records, so they can be rendered again without the runs. A finishe
 import argparse
 import collections
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,18 +104,16 @@ def need_scores(record: Record, split: str, fields: Iterable[str]) -> None:
     check_types(record.get(split, {}), {}, where_of(record, split), fields)
 
 
-def check_seeds(records: Iterable[Record], system_of: Callable[[Record], Hashable]) -> None:
-    """Refuses a seed of a system twice, and seeds of one system with different configs or steps."""
-    first: dict[Hashable, Record] = {}
-    seen = set()
+def check_seeds(records: Sequence[Record]) -> None:
+    """Refuses records of one row that are not its seeds: one twice, or with another config or other steps."""
+    first, seen = records[0], set()
     for record in records:
-        system, name = system_of(record), f"records: {record['row']}, seed {record['seed']}"
-        if (system, record["seed"]) in seen:
+        name = f"records: {record['row']}, seed {record['seed']}"
+        if record["seed"] in seen:
             raise InputError(f"{name} is there twice; remove one")
-        seen.add((system, record["seed"]))
-        other = first.setdefault(system, record)
-        if changes(record["config"], other["config"]) or record["steps"] != other["steps"]:
-            raise InputError(f"{name} and seed {other['seed']} differ in config or steps; one row has one of each")
+        seen.add(record["seed"])
+        if changes(record["config"], first["config"]) or record["steps"] != first["steps"]:
+            raise InputError(f"{name} and seed {first['seed']} differ in config or steps; one row has one of each")
 
 
 def where_of(record: Record, split: str) -> str:

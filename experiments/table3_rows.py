@@ -110,6 +110,8 @@ def make_table(records: Sequence[Record], configs: str, base: str | None = None)
     by_row: dict[str, list[Record]] = {}
     for record in records:
         by_row.setdefault(record["row"], []).append(record)
+    for same in by_row.values():
+        check_seeds(same)
     names = [row for row in paper.TABLE_3 if row in files or row in by_row]
     names += [row for row in [*files, *by_row] if row not in paper.TABLE_3]
     base = BASE if base is None else choice("--base", base, dict.fromkeys(names))
@@ -131,7 +133,7 @@ def _is_of_paper(row: str, files: dict[str, Path]) -> bool:
 def check(records: Sequence[Record]) -> str:
     """Returns the name of the headline score. Refuses records that do not make one table.
 
-    That is: those that `check_seeds` refuses, averaged checkpoints, different headlines.
+    That is: averaged checkpoints, different headlines.
     """
     for record in records:
         _check_scores(record)
@@ -140,7 +142,6 @@ def check(records: Sequence[Record]) -> str:
                 f"records: {record['row']}, seed {record['seed']} is an average of {len(record['averaged_steps'])} "
                 "checkpoints; Table 3 takes the last alone (checkpoint.average_last=1)"
             )
-    check_seeds(records, lambda record: record["row"])
     names = sorted({headline(record["dev"], where_of(record, "dev")).name for record in records})
     if len(names) > 1:
         raise InputError(f"records: the headline scores are {' and '.join(names)}; give records of one task")

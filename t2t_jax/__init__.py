@@ -17,9 +17,10 @@ def restore(run: str, step: int | str | None = None):
 
 
 def load(run: str, step: int | str | None = None, *, dtype: str = "float32"):
-    """A `Translator` from a run folder; `step`: a number, 'last' or 'averaged'; None: the latter if there.
+    """A `Translator` from a run folder; `step` is a number, 'last' or 'averaged'.
 
-    A folder with a published Marian model, such as Opus-MT's, is read too, and a run in an object store by its URL.
+    None is the averaged checkpoint if there is one, else the last. A folder with a published Marian model, such as
+    Opus-MT's, is read too, and a run in an object store by its URL.
     """
     from t2t_jax.decoding.translator import load
     from t2t_jax.interop.workdir import run_folders
