@@ -15,6 +15,7 @@ from t2t_jax.model.layers import POSITIONS
 from t2t_jax.model.transformer import TransformerConfig
 
 ZERO_PROBABILITY = -1e4  # a logit; its softmax is 0 in float32
+_ACTIVATIONS = ("relu", "swish", "gelu")  # by these names in both systems
 _LONGEST_INPUT = 1024  # CTranslate2's default max_input_length, in source tokens
 
 
@@ -56,8 +57,11 @@ def position_rows(run_config: dict[str, Any]) -> int:
     return max(_LONGEST_INPUT, run_config["data"]["max_length"]) + run_config["decode"]["max_extra_length"]
 
 
-def check_attention(config: TransformerConfig, system: str) -> None:
-    """Refuses what `system` lacks: other attention functions, windowed attention, d_k or d_v other than d_model / h."""
+def check_layers(config: TransformerConfig, system: str) -> None:
+    """Refuses what `system` lacks: own activations, attention other than Eq. 1's, d_k or d_v other than d_model / h."""
+    if config.activation not in _ACTIVATIONS:
+        known = ", ".join(map(repr, _ACTIVATIONS))
+        raise InputError(f"model.activation={config.activation!r}: {system} has one of {known} only")
     if config.attention != "dot_product":
         raise InputError(f"model.attention={config.attention!r}: {system} has 'dot_product' only")
     if config.attention_window:

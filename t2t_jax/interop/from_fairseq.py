@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t_jax.data.task import JOINT_FILE
-from t2t_jax.data.tokenizer import UNKNOWN, read_model
+from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, read_model
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import existing_file, new_folder, read_text
 from t2t_jax.interop.embeddings import ZERO_PROBABILITY, from_tables
@@ -34,7 +34,7 @@ from t2t_jax.interop.foreign import (
     read_torch_file,
     torch_tensors,
 )
-from t2t_jax.interop.imported import run_command, write_run
+from t2t_jax.interop.imported import MAX_EXTRA_LENGTH, run_command, write_run
 from t2t_jax.interop.torch_names import Params, State, from_torch, has_attention_bias, take, torch_shapes
 from t2t_jax.interop.vocabulary import in_our_order
 from t2t_jax.model.layers import t2t_positions
@@ -73,19 +73,25 @@ def from_fairseq(
         saved = plain_dict(read_torch_file("checkpoint", path))
         theirs = _arguments(saved)
         languages = theirs.text("source_lang", "source"), theirs.text("target_lang", "target")
-        rows = max(theirs.integer(f"max_{side}_positions", 1, MOST_POSITIONS, 1024) for side in ("source", "target"))
+        max_length = max(
+            theirs.integer(f"max_{side}_positions", 1, MOST_POSITIONS, 1024) for side in ("source", "target")
+        )
         shape, learned = _shape(theirs), theirs.in_both("learned_pos", theirs.flag)
         if not learned and shape["d_model"] % 2:
             raise InputError(f"checkpoint: embed_dim is {shape['d_model']}; it must be even for sinusoidal positions")
+        rows = max_length if learned else longest_whole(max_length) + MAX_EXTRA_LENGTH
         config = TransformerConfig(
             vocab_size=len(vocabulary.ids), positions="learned", max_positions=rows, layer_norm_epsilon=1e-5, **shape
         )  # ε: PyTorch's default, which fairseq always uses
         state = _state(path, saved["model"], config, learned)
         tables, start = _tables(state, theirs, len(ids))
         positions = _positions(state, rows, learned, start)
-        embeddings = from_tables(*_reorder(tables, vocabulary.ids, _final_norm(state, shape)))
+        embeddings = _embeddings(tables, vocabulary.ids)
         config = dataclasses.replace(
-            config, attention_bias=has_attention_bias(state), share_embeddings="embedding" in embeddings
+            config,
+            attention_bias=has_attention_bias(state),
+            share_embeddings="embedding" in embeddings,
+            logits_bias="logits_bias" in embeddings,
         )
         params = from_torch(state, config) | embeddings | positions
         write_run(
@@ -94,7 +100,7 @@ def from_fairseq(
             params,
             {JOINT_FILE: vocabulary.model},
             origin="fairseq",
-            max_length=rows,
+            max_length=max_length,
             languages=languages,
         )
 
@@ -199,37 +205,16 @@ def _positions(state: State, rows: int, learned: bool, start: np.ndarray) -> Par
     return tables
 
 
-def _final_norm(state: State, shape: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and bias of the last LayerNorm, whose output enters the softmax."""
-    name = f"decoder.layers.{shape['num_layers'] - 1}.final_layer_norm"
-    name = "decoder.layer_norm" if shape["norm"] == "pre" else name
-    return tuple(take(dict(state), f"{name}.{part}") for part in ("weight", "bias"))
+def _embeddings(tables: list[np.ndarray], ids: np.ndarray) -> Params:
+    """Our embeddings in our order of ids.
 
-
-def _reorder(tables: list[np.ndarray], ids: np.ndarray, norm: tuple[np.ndarray, np.ndarray]) -> list[np.ndarray]:
-    """The tables in our order of ids; pieces that the dictionary lacks get softmax rows of probability 0."""
-    missing = ids < 0
-    tables = [table[np.where(missing, ids[UNKNOWN], ids)] for table in tables]
-    if missing.any():
-        for table in tables:
-            table[missing] = _zero_probability_row(*norm)
-    return tables
-
-
-def _zero_probability_row(scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """A row of the softmax table whose logit is `ZERO_PROBABILITY` for every input.
-
-    The output of LayerNorm is y = scale·n + bias with Σn = 0, so Σ y/scale = Σ bias/scale is a constant.
+    Pieces that the dictionary lacks are read as fairseq reads them, as the unknown symbol, and never written: a bias on
+    the logits gives them probability 0.
     """
-    with np.errstate(all="ignore"):
-        total = np.sum(bias / scale)
-        row = (ZERO_PROBABILITY / total / scale).astype(np.float32)
-    if not abs(total) > 1e-3 or not np.isfinite(row).all():
-        raise InputError(
-            "sentencepiece: it has pieces that the dictionary lacks, which cannot be given probability 0 as the bias "
-            "of the last LayerNorm is zero; add them to the dictionary and the embeddings"
-        )
-    return row
+    missing = ids < 0
+    embeddings = from_tables(*(table[np.where(missing, ids[UNKNOWN], ids)] for table in tables))
+    bias = np.where(missing, ZERO_PROBABILITY, 0).astype(np.float32)
+    return embeddings | ({"logits_bias": bias} if missing.any() else {})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

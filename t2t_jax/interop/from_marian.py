@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE
-from t2t_jax.data.tokenizer import PAD, read_model
+from t2t_jax.data.tokenizer import LANGUAGE_CODE, PAD, read_model
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import existing_file, new_folder
 from t2t_jax.interop.embeddings import ZERO_PROBABILITY, from_tables
@@ -137,12 +137,12 @@ def _state(folder: Path, config: TransformerConfig) -> State:
 
 
 def _vocabularies(folder: Path) -> _Vocabularies:
-    """One joint vocabulary where both sides have the same files; otherwise one of each side."""
+    """One joint vocabulary where both sides have the same files and no language codes; otherwise one of each side."""
     paths = [existing_file("folder", folder / f"{side}.spm") for side in ("source", "target")]
     source, target = (read_model(path, f"folder: {path}") for path in paths)
     ids = _dictionary(folder / "vocab.json")
     is_separate = _tokenizer_config(folder).flag("separate_vocabs")
-    if is_separate or source != target:
+    if is_separate or source != target or any(map(LANGUAGE_CODE.fullmatch, ids)):
         target_ids = _dictionary(folder / "target_vocab.json") if is_separate else ids
         return _Vocabularies(
             of_source(source, ids, field="source.spm", **_SPECIAL),

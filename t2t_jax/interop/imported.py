@@ -18,6 +18,8 @@ from t2t_jax.interop.torch_names import Params
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
 from t2t_jax.run_folder import RunFolder
 
+MAX_EXTRA_LENGTH = 50  # of a translation beyond its source (§6.1)
+
 
 def write_run(
     folder: Path,
@@ -46,7 +48,7 @@ def write_run(
         "max_length": max_length,
     }
     data |= dict(zip(("source_language", "target_language"), languages, strict=True))
-    decode = {"beam_size": 4, "alpha": 0.6, "max_extra_length": 50}  # §6.1
+    decode = {"beam_size": 4, "alpha": 0.6, "max_extra_length": MAX_EXTRA_LENGTH}  # §6.1
     _check(config, params)
     run = RunFolder(folder)
     described = {"imported_from": origin, "model": model, "data": data, "decode": decode}

@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t_jax.decoding.trained_model import TrainedModel
 from t2t_jax.files import write_bytes
-from t2t_jax.interop.embeddings import check_attention, position_rows, positions, special_pieces, tables
+from t2t_jax.interop.embeddings import check_layers, position_rows, positions, special_pieces, tables
 from t2t_jax.interop.torch_names import State, to_torch
 from t2t_jax.interop.vocabulary import with_white_space_rules
 from t2t_jax.model.transformer import TransformerConfig
@@ -20,7 +20,7 @@ from t2t_jax.model.transformer import TransformerConfig
 def write_ctranslate2(trained: TrainedModel, folder: Path) -> None:
     """Writes model.bin, config.json, the vocabularies as lists of pieces, and their SentencePiece models."""
     config = trained.model.config
-    check_attention(config, "CTranslate2")
+    check_layers(config, "CTranslate2")
     pad, eos, unknown = special_pieces(trained.vocabularies, "CTranslate2")
     rows = position_rows(trained.run.config)
     spec = _spec(config, to_torch(trained.params, config))

@@ -14,7 +14,7 @@ from t2t_jax.data.tokenizer import EOS, PAD, Tokenizer
 from t2t_jax.decoding.trained_model import TrainedModel
 from t2t_jax.errors import InputError
 from t2t_jax.files import write_bytes, write_json
-from t2t_jax.interop.embeddings import check_attention, position_rows, special_pieces, tables
+from t2t_jax.interop.embeddings import check_layers, position_rows, special_pieces, tables
 from t2t_jax.interop.torch_names import permute_channels, to_torch
 from t2t_jax.interop.vocabulary import with_white_space_rules
 from t2t_jax.model.transformer import TransformerConfig
@@ -64,7 +64,7 @@ def sines_first(d_model: int) -> np.ndarray:
 
 
 def _check(config: TransformerConfig) -> None:
-    check_attention(config, "Marian")
+    check_layers(config, "Marian")
     for field, value, wanted in (("positions", config.positions, "sinusoidal"), ("norm", config.norm, "post")):
         if value != wanted:
             raise InputError(f"model.{field}={value!r}: Marian has {wanted!r} only; --format=ctranslate2 has both")

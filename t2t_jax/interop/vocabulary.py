@@ -1,5 +1,7 @@
 """SentencePiece models from and for other systems: pieces with our ids (0 padding, 1 EOS, 2 unknown); white space."""
 
+import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -48,18 +50,35 @@ def of_source(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown:
     """The vocabulary that only reads, of a system that looks up the pieces of `model` in the dictionary `ids`.
 
     A piece that the dictionary lacks has the id of the unknown piece, as there. Language codes of the dictionary, such
-    as >>fra<<, are encoded as one piece at the beginning of a word. Its other pieces are never read and left out.
+    as >>fra<<, are encoded as one piece at the beginning of a word. Entries without any character that the model has
+    are encoded too: it leaves such text as it is, and the other system finds it in the dictionary. The other entries
+    are never read and left out.
     """
     special = (pad, eos, unknown)
     proto, pieces = _begun(model, ids, special, field)
     pieces += [p for p in proto.pieces if p.piece not in special and p.type not in (_Piece.CONTROL, _Piece.UNKNOWN)]
     found = [ids.get(piece.piece, ids[unknown]) for piece in pieces]
     known = {piece.piece for piece in pieces}
-    for name in sorted(filter(LANGUAGE_CODE.fullmatch, ids), key=ids.get):
-        if SPACE + name not in known:
-            pieces.append(_Piece(piece=SPACE + name, score=0.0, type=_Piece.USER_DEFINED))
-            found.append(ids[name])
-    return _finished(model, pieces, found, field)
+    added = [
+        _Piece(piece=SPACE + name, score=0.0, type=_Piece.USER_DEFINED)
+        for name in sorted(filter(LANGUAGE_CODE.fullmatch, ids), key=ids.get)
+        if SPACE + name not in known
+    ]
+    added += _of_other_characters(proto, set(ids) - set(special))
+    found += [ids[piece.piece.removeprefix(SPACE)] for piece in added]
+    return _finished(model, pieces + added, found, field)
+
+
+def _of_other_characters(proto: sentencepiece_model_pb2.ModelProto, names: Iterable[str]) -> list[_Piece]:
+    """Pieces for the names that have no character of the model's own pieces; single characters only, unless unigram.
+
+    They are less likely than any of the model's, which they never compete with.
+    """
+    characters = set().union(*(piece.piece for piece in proto.pieces), SPACE)
+    longest = math.inf if proto.trainer_spec.model_type == _UNIGRAM else 1
+    score = min(piece.score for piece in proto.pieces) - 1
+    found = sorted(name for name in names if len(name) <= longest and characters.isdisjoint(name))
+    return [_Piece(piece=name, score=score) for name in found]
 
 
 def of_target(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown: str, field: str) -> Vocabulary:

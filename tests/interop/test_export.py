@@ -13,6 +13,7 @@ from t2t_jax.errors import InputError
 from t2t_jax.files import new_folder
 from t2t_jax.interop.export import export_run
 from t2t_jax.model.attention import ATTENTIONS, scaled_dot_product_attention
+from t2t_jax.model.layers import ACTIVATIONS, relu
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from tests.interop import models
 
@@ -80,7 +81,8 @@ def test_every_mistake_is_refused_in_one_line(run, tmp_path, capsys, arguments, 
     assert not list(tmp_path.glob("out*")) and restore(run).step == 0
 
 
-ATTENTION = [
+LAYERS = [
+    ({"activation": "squared"}, "model.activation='squared': {system} has one of 'relu', 'swish', 'gelu' only"),
     ({"attention": "other"}, "model.attention='other': {system} has 'dot_product' only"),
     ({"attention_window": 4}, "model.attention_window=4: {system} has unrestricted attention only"),
     ({"d_k": 5}, "model.d_k=5, model.d_v=4: {system} has heads of d_model/num_heads = 4 only"),
@@ -90,10 +92,11 @@ ATTENTION = [
 
 
 @pytest.mark.parametrize(("format", "system"), [("ctranslate2", "CTranslate2"), ("marian", "Marian")])
-@pytest.mark.parametrize(("changes", "message"), ATTENTION, ids=[next(iter(changes)) for changes, _ in ATTENTION])
-def test_attention_that_a_system_lacks_is_refused(tmp_path, capsys, monkeypatch, format, system, changes, message):
+@pytest.mark.parametrize(("changes", "message"), LAYERS, ids=[next(iter(changes)) for changes, _ in LAYERS])
+def test_layers_that_a_system_lacks_are_refused(tmp_path, capsys, monkeypatch, format, system, changes, message):
     pytest.importorskip("ctranslate2" if format == "ctranslate2" else "safetensors")
     monkeypatch.setitem(ATTENTIONS, "other", scaled_dot_product_attention)
+    monkeypatch.setitem(ACTIVATIONS, "squared", lambda x: relu(x) ** 2)
     run = models.random_run(tmp_path / "run", **changes)
     code, output, errors = command(capsys, f"--workdir={run}", f"--format={format}", f"--output={tmp_path}/out")
     loaded, *refused = errors.splitlines()

@@ -7,6 +7,7 @@ import pytest
 import sentencepiece
 
 import t2t_jax
+from t2t_jax.data.tokenizer import UNKNOWN
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.interop.foreign import read_torch_file
@@ -102,24 +103,45 @@ def test_the_options_of_newer_checkpoints_are_read_from_cfg(tmp_path, parts, kin
     assert restore(tmp_path / "run").run.config["data"]["target_language"] == "de"
 
 
-def test_pieces_that_the_dictionary_lacks_have_probability_0_and_are_never_encoded(tmp_path, parts):
+@pytest.mark.parametrize("changes", [{}, {"share_all_embeddings": False}], ids=str)
+def test_pieces_that_the_dictionary_lacks_are_read_as_unknown_and_never_written(tmp_path, parts, changes):
     spm, pieces = parts
-    lacking = [piece for piece in pieces if piece in ("▁seven", "▁acht", "e", "▁dr")]
-    assert len(lacking) > 1
+    lacking = [piece for piece in pieces if piece in ("▁seven", "▁acht", "e", "▁dr", "<0xF0>", "<0x9F>")]
+    assert len(lacking) > 3
     path, symbols = dictionary(tmp_path, [piece for piece in pieces if piece not in lacking])
-    args = fairseq.arguments()
+    args = fairseq.arguments(**changes)
     checkpoint, _ = save(tmp_path, args, symbols)
     from_fairseq(checkpoint, [path], tmp_path / "run", sentencepiece=spm)
     trained = restore(tmp_path / "run")
+    assert trained.model.config.share_embeddings == (not changes)
+    vocabulary, forward = trained.vocabularies.target, jax.jit(trained.model.apply)
     inputs, targets = models.batch(340)
-    logits = np.asarray(jax.jit(trained.model.apply)({"params": trained.params}, inputs, targets))
-    index = [i for i, piece in enumerate(trained.vocabularies.target.pieces()) if piece in lacking]
+    logits = np.asarray(forward({"params": trained.params}, inputs, targets))
+    index = [i for i, piece in enumerate(vocabulary.pieces()) if piece in lacking]
     assert len(index) == len(lacking)
-    np.testing.assert_allclose(logits[..., index], -1e4, rtol=1e-3)
+    assert not np.exp(logits[..., index] - logits.max(axis=-1, keepdims=True)).any()
     for source, target in toy_corpus.pairs(30, 0):
         for text in (source, target):
-            ids = trained.vocabularies.target.encode(text)
-            assert trained.vocabularies.target.decode(ids) == text and not set(ids) & set(index)
+            ids = vocabulary.encode(text)
+            assert vocabulary.decode(ids) == text and not set(ids) & set(index)
+    emoji = np.array([vocabulary.encode("one 😀")])  # bytes, some of which the dictionary lacks
+    assert set(emoji[0]) & set(index)
+    unknown = np.where(np.isin(emoji, index), UNKNOWN, emoji)
+    read = [forward({"params": trained.params}, source, targets[:1]) for source in (emoji, unknown)]
+    np.testing.assert_array_equal(*read)
+
+
+def test_computed_position_encodings_reach_as_far_as_our_translations(tmp_path, parts):
+    """fairseq refuses sources beyond its limits; we translate up to 1,024 subwords whole."""
+    spm, pieces = parts
+    path, symbols = dictionary(tmp_path, pieces)
+    args = fairseq.arguments(max_source_positions=5, max_target_positions=5)
+    checkpoint, state = save(tmp_path, args, symbols)
+    from_fairseq(checkpoint, [path], tmp_path / "run", sentencepiece=spm)
+    assert compare(tmp_path / "run", args, state, symbols)[0] < 1e-4
+    tables = restore(tmp_path / "run").params
+    for side in ("source_positions", "target_positions"):
+        assert len(np.unique(tables[side]["table"], axis=0)) == 1024 + 50
 
 
 def test_text_is_tokenised_as_by_the_given_sentencepiece_model(tmp_path, parts):

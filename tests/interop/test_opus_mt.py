@@ -9,6 +9,7 @@ import sentencepiece
 
 import main
 import t2t_jax
+from t2t_jax.data.tokenizer import UNKNOWN
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.interop.export import export_run
@@ -21,10 +22,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-SENTENCES = [source for source, _ in toy_corpus.pairs(96, 7)] + ["tree two", "x eight!", "one  one", "ÿ"]
+SENTENCES = [source for source, _ in toy_corpus.pairs(96, 7)] + ["tree two", "x eight!", "one  one", "ÿ", "fünf"]
 # As in the JSON files of the published models: two vocabularies of one dictionary; multilingual models have codes.
 PUBLISHED = {
     "opus-mt": {},
+    "one vocabulary with codes": {"codes": [">>deu<<"], "joint": True},
     "several target languages": {"codes": [">>deu<<", ">>zlm_Latn<<"]},
     "gelu": {"activation_function": "gelu"},
     "relu, unscaled": {"activation_function": "relu", "scale_embedding": False},
@@ -42,10 +44,12 @@ def train_spm(path, texts, size):
     return sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
-def publish(folder, *, codes=(), separate=False, lowered=0.0, seed=0, **changes):
+def publish(folder, *, codes=(), separate=False, joint=False, lowered=0.0, seed=0, **changes):
     """A folder with a random model, in the layout of Helsinki-NLP/opus-mt-*; all logits but padding's are `lowered`."""
     folder.mkdir()
     sides = list(zip(*toy_corpus.pairs(300, 0), strict=True))
+    if joint:
+        sides = [sum(sides, ())] * 2
     pieces = [
         train_spm(folder / f"{side}.spm", texts, 40) for side, texts in zip(("source", "target"), sides, strict=True)
     ]
@@ -139,6 +143,8 @@ def test_tokens_are_those_of_transformers(published):
     codes = [piece.removeprefix("▁") for piece in ours.source.pieces() if ">>" in piece]
     for sentence in SENTENCES + [f"{code} {sentence}" for code in codes for sentence in SENTENCES[:20]]:
         assert of_source[ours.source.encode(sentence)].tolist() == tokenizer(sentence)["input_ids"], sentence
+    if "<unk>" not in tokenizer.convert_ids_to_tokens(tokenizer("fünf")["input_ids"]):  # one dictionary for both sides
+        assert UNKNOWN not in ours.source.encode("füü"), "of two letters in a row, transformers finds neither"
     for _, target in toy_corpus.pairs(96, 8):
         assert of_target[ours.target.encode(target)].tolist() == tokenizer(text_target=target)["input_ids"]
     anything = np.random.default_rng(1).integers(3, len(of_target), (100, 6))
