@@ -18,7 +18,8 @@ def code_version() -> str:
         # Installed, this file may lie in a checkout of something else.
         if run([*git, "ls-files", "--error-unmatch", file.name]).returncode:
             return __version__
-        return run([*git, "describe", "--always", "--abbrev=40", "--dirty=+"]).stdout.strip() or __version__
+        commit = run([*git, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"])  # not by its tags
+        return commit.stdout.strip() or __version__
     except OSError:  # git is not installed
         return __version__
 

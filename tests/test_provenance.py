@@ -25,6 +25,18 @@ def test_outside_its_checkout_the_version_is_the_release(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_a_tagged_version_is_its_commit_too(monkeypatch, tmp_path):
+    git = lambda *words: subprocess.run(
+        ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@x", *words], check=True, capture_output=True
+    ).stdout.decode()
+    (tmp_path / "provenance.py").touch()
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    for words in (["init"], ["add", "."], ["commit", "--message=ours"], ["tag", "--annotate", "v1", "--message=v1"]):
+        git(*words)
+    assert provenance.code_version() == git("rev-parse", "HEAD").strip()
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 def test_in_a_checkout_of_something_else_the_version_is_the_release(monkeypatch, tmp_path):
     """An environment that lies in somebody's repository."""
     git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x@x"]
