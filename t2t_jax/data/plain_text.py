@@ -13,12 +13,16 @@ from collections.abc import Set
 # White space other than what `corpora.one_line` knows.
 SPACES = "\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 # Control characters; soft hyphen, Arabic letter mark, zero-width space, direction marks, embeddings and overrides, word
-# joiner to the deprecated format characters, byte order mark. Without U+200C and U+200D: words and emoji need joiners.
+# joiner to the deprecated format characters, byte order mark. Without the joiners, which words and emoji need.
 _INVISIBLE_RANGES = (
     (0x00, 0x08), (0x0E, 0x1B), (0x7F, 0x84), (0x86, 0x9F), (0xAD, 0xAD), (0x61C, 0x61C), (0x200B, 0x200B),
     (0x200E, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0xFEFF, 0xFEFF),
 )  # fmt: skip
+JOINERS = "\u200c\u200d"
 INVISIBLE = "".join(chr(code) for first, last in _INVISIBLE_RANGES for code in range(first, last + 1))
+
+# Scripts without spaces between words: Thai and Lao, Tibetan, Burmese, Khmer, kana, Chinese characters.
+WITHOUT_SPACES = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
 
 
 def is_blank(text: str) -> bool:

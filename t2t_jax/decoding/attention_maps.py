@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from t2t_jax import sharding
+from t2t_jax.data.plain_text import WITHOUT_SPACES
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.tokenizer import EOS, SPACE, Tokenizer
 from t2t_jax.decoding.batch_shapes import by_bucket, pad_pairs
@@ -156,12 +157,16 @@ def _maps(
 
 
 def _labels(ids: Sequence[int], vocabulary: Tokenizer, at_end: bool) -> tuple[list[str], Words]:
-    """The pieces, and the words: EOS, and runs of pieces without a space between; `at_end`: pieces end with spaces."""
+    """The pieces, and the words: EOS, and runs of pieces without a space between; `at_end`: pieces end with spaces.
+
+    In scripts without spaces each piece is a word of its own.
+    """
     pieces = [vocabulary.piece(i) for i in ids]
-    numbers: list[int] = []
-    for n, (id, piece) in enumerate(zip(ids, pieces, strict=True)):
-        begins = pieces[n - 1].endswith(SPACE) if at_end else piece.startswith(SPACE)
-        numbers.append(numbers[-1] + (begins or EOS in (id, ids[n - 1])) if n else 0)
+    numbers = [0] * bool(pieces)
+    for (last_id, last), (id, piece) in itertools.pairwise(zip(ids, pieces, strict=True)):
+        begins = last.endswith(SPACE) if at_end else piece.startswith(SPACE)
+        is_apart = any(map(WITHOUT_SPACES.match, (last.rstrip(SPACE)[-1:], piece.lstrip(SPACE)[:1])))
+        numbers.append(numbers[-1] + (begins or is_apart or EOS in (last_id, id)))
     parts = [[ids[n] for n in word] for word in _runs(numbers)]
     texts = [vocabulary.decode(part).strip() or "".join(map(vocabulary.piece, part)) for part in parts]
     return pieces, Words(numbers, texts)

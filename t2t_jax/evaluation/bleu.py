@@ -28,6 +28,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
+from t2t_jax.data.plain_text import WITHOUT_SPACES
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.evaluation.significance import Comparison, paired_bootstrap
 from t2t_jax.files import read_text
@@ -35,8 +36,6 @@ from t2t_jax.files import read_text
 # Of languages without spaces between words, where to 13a a sentence is one token. sacreBLEU's own choice for Japanese
 # needs MeCab, so that scores would depend on what is installed.
 _TOKENIZERS = {"zh": "zh", "yue": "zh"} | dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char")
-# Their scripts: Thai and Lao, Tibetan, Burmese, Khmer, kana, Chinese characters.
-_WITHOUT_SPACES = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
 # ISO 639-3, as FLORES and Tatoeba have it → ISO 639-1, as Moses has it, for the languages of these two tables.
 _CODES = (
     "asm:as ben:bn bod:bo cat:ca ces:cs cmn:zh deu:de dzo:dz ell:el eng:en est:et fin:fi fra:fr gle:ga guj:gu hin:hi "
@@ -91,7 +90,7 @@ def tokenizer(target_language: str | None) -> str:
 
 def _warn_of_text_without_spaces(references: Sequence[str]) -> None:
     text = "".join("".join(references).split())
-    if 2 * len(_WITHOUT_SPACES.findall(text)) > len(text):
+    if 2 * len(WITHOUT_SPACES.findall(text)) > len(text):
         message = (
             "target_language: the references are of a script without spaces between words, where each sentence is one "
             "token to 13a; for a BLEU that means something, give the language: %s"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
+from t2t_jax.data.plain_text import JOINERS
 from t2t_jax.decoding.attention_maps import AttentionMap
 
 # D3's category10, the colours of tensor2tensor's viewer, with which the paper's figures were made.
@@ -48,8 +49,8 @@ def head_colours(count: int) -> list[str]:
 
 
 def without_controls(text: str) -> str:
-    """The text with "·" for each control or formatting character."""
-    return "".join(c if c.isprintable() else "·" for c in text)
+    """The text with "·" for each control or formatting character, apart from the joiners of words and emoji."""
+    return "".join(c if c.isprintable() or c in JOINERS else "·" for c in text)
 
 
 def printable(token: str) -> str:

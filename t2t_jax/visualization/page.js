@@ -78,7 +78,7 @@ const chosen = () => state.pointed ?? state.kept;
 const shownHeads = () => [...state.heads].sort((a, b) => a - b);
 
 /** A token as it is shown: EOS as in the paper, control characters as dots. */
-const label = (token) => token === "</s>" ? "<EOS>" : token.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, "·") || " ";
+const label = (token) => token === "</s>" ? "<EOS>" : token.replace(/(?![\u200c\u200d])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, "·") || " ";
 
 function drawTokens(map) {
   for (const side of ["queries", "keys"]) {

@@ -247,6 +247,14 @@ def test_between_words_only_a_target_word_of_several_subwords_attends_to_itself(
     np.testing.assert_allclose(merged.head(1, 1), [[1, 0, 0], [5 / 12, 5 / 12, 1 / 6]], atol=1e-6)
 
 
+def test_in_scripts_without_spaces_each_subword_is_a_word(translator, tmp_path):
+    text = "我们 在 今天 讨论 天气 ab"
+    (tmp_path / "vocab.model").write_bytes(train_vocabulary([text], 275))
+    (found,) = make(translator, vocabularies=Vocabularies.open(tmp_path)).attention(["我们讨论天气 ab"], ["ab"])
+    assert len(found.source) > 6 and found.words().target == ["ab", "</s>"]
+    assert found.words().source == [*(piece.strip("▁") for piece in found.source[:-3]), "ab", "</s>"]
+
+
 TEXT = st.text(st.sampled_from("ab eindrewzß €😀\u202e\u05d0<>"), max_size=25)
 
 

@@ -82,10 +82,11 @@ def test_heat_maps_have_the_weights_of_every_head(map):
 
 
 def test_labels_are_printable_and_bounded():
-    assert [printable(token) for token in ("</s>", "▁on", "\u202ea\x00\n", "x" * 99)] == [
+    assert [printable(token) for token in ("</s>", "▁on", "\u202ea\x00\n", "می\u200cخواهم", "x" * 99)] == [
         "<EOS>",
         "▁on",
         "·a··",
+        "می\u200cخواهم",
         "x" * 23 + "…",
     ]
 

@@ -212,7 +212,8 @@ def test_hostile_tokens_are_text_and_nothing_overflows(show, width, scheme):
         (_, right), (left, _) = browser.execute_script(SIDES)
         assert left - right >= 60, "there is room for the lines"
     shown = [token.get_attribute("textContent") for token in browser.find_elements("css selector", "#keys .token")]
-    assert shown[0] == HOSTILE[0] and shown[3] == "·evil·" and shown[4] == "שלום" and shown[10] == "··[31m"
+    assert [shown[n] for n in (0, 4, 5)] == [HOSTILE[n] for n in (0, 4, 5)]
+    assert (shown[3], shown[10]) == ("·evil·", "··[31m")
 
 
 def test_five_hundred_tokens_are_drawn_by_their_strongest_weights(show):
