@@ -176,7 +176,10 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
     by_default = "default: that of the run's config"
     define = {
         flags.DEFINE_string: {
-            "workdir": (None, "Run folder, or its URL; modes that translate or score take an ensemble as RUN1,RUN2."),
+            "workdir": (
+                None,
+                "Run folder, its URL or, to read, a Marian folder; an ensemble to translate or score with: RUN1,RUN2.",
+            ),
             "preset": (None, "Changes fields of --config, but none that a flag gives: gpu or miniature."),
             "init_from": (
                 None,

@@ -32,13 +32,13 @@ def get_config() -> ml_collections.ConfigDict:
     model.max_positions = 256  # number of learned positions
     model.norm = "post"  # LayerNorm(x + Sublayer(x)) (§3.1); or 'pre': x + Sublayer(LayerNorm(x))
     model.attention_bias = False  # of the attention projections
-    model.share_embeddings = True  # source, target and softmax share one matrix (§3.4)
+    model.share_embeddings = True  # weight tying: source, target and softmax share one matrix (§3.4)
     model.logits_bias = False  # of the softmax; none in the paper
     model.layer_norm_epsilon = 1e-6  # added to the variance; as in the paper's code
 
     config.data = data = ml_collections.ConfigDict()
     data.task = "translation"  # an entry of TASKS in t2t_jax/data/task.py
-    data.corpus = "wmt14_ende"  # an entry of t2t_jax/data/corpora.py: "files" for your own, "tfds:NAME/CONFIG"
+    data.corpus = "wmt14_ende"  # of corpora.py: "files" for your own, "tfds:NAME/CONFIG"; for parsing, of treebanks.py
     data.source_language = "en"
     data.target_language = "de"
     data.train = ""  # with corpus=files: the PREFIX of PREFIX.en and PREFIX.de; so are dev and test (docs/data.md)
@@ -58,8 +58,8 @@ def get_config() -> ml_collections.ConfigDict:
     data.bpe_dropout = 0.1  # with several segmentations: the probability with which a merge is left out
     data.max_length = 256  # subwords with EOS; longer training pairs are dropped and counted
     data.heldout_max_length = 0  # the same for dev and test; 0: no limit
-    data.tokens_per_batch = 25000  # positions of a global batch on each side, source and target (§5.1)
-    data.num_buckets = 48  # of length bucketing: static batch shapes, each compiled once
+    data.tokens_per_batch = 25000  # batch size: positions of a global batch on each side, padding included (§5.1)
+    data.num_buckets = 48  # of length bucketing (packing=False): static batch shapes, each compiled once
     data.bucketing = "smallest_shape"  # each pair in the smallest shape that holds it; 'partition': more padding
     data.packing = True  # sequence packing: several pairs a row, masked from each other; few shapes, little padding
     data.packing_shapes = 2  # of packed rows: with several, short pairs are in short rows, where attention costs less
@@ -79,7 +79,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.optimizer = optimizer = ml_collections.ConfigDict()
     optimizer.name = "adam"  # (§5.3); an entry of OPTIMIZERS in t2t_jax/training/optimizer.py
     optimizer.schedule = "inverse_sqrt"  # Eq. 3 (§5.3); an entry of SCHEDULES there
-    optimizer.learning_rate_factor = 1.0  # multiplies Eq. 3 (§5.3)
+    optimizer.learning_rate_factor = 1.0  # multiplies Eq. 3 (§5.3); the peak is factor / √(d_model · warmup_steps)
     optimizer.warmup_steps = 4000  # (§5.3)
     optimizer.beta1 = 0.9  # (§5.3)
     optimizer.beta2 = 0.98
@@ -90,7 +90,7 @@ def get_config() -> ml_collections.ConfigDict:
     train.label_smoothing = 0.1  # ε_ls (§5.4)
     train.r_drop = 0.0  # R-Drop (Liang et al. 2021): weight of the divergence of two dropout passes; 5 in its paper
     train.seed = 0  # of the weights, dropout and data order
-    train.dtype = "float32"  # of the layers' arithmetic, or 'bfloat16'; parameters are float32
+    train.dtype = "float32"  # of the layers' arithmetic; or 'bfloat16': mixed precision, parameters are float32
     train.accumulate = 0  # gradient accumulation: microbatches a step, same result; 0: the fewest that fit
     train.log_interval = 100  # steps
     train.on_nonfinite = "halt"  # where the loss, a gradient or a parameter is NaN or infinite; or 'skip' the update
@@ -98,12 +98,12 @@ def get_config() -> ml_collections.ConfigDict:
     config.machine = machine = ml_collections.ConfigDict()  # use of the devices; no field changes the experiment
     machine.engine = "jit"  # or 'pmap', JAX's older API, for data parallelism in one process
     machine.model_parallel = 1  # tensor parallelism: devices over which heads, d_ff and the vocabulary are sharded
-    machine.shard_state = False  # ZeRO: shard parameters and optimiser state over the data-parallel devices
+    machine.shard_state = False  # ZeRO (FSDP): shard parameters and optimiser state over the data axis
     machine.memory_gib = 0.0  # of a device, for train.accumulate=0; 0: as the device reports
-    machine.remat = False  # rematerialisation of the layers in the backward pass: less memory, one more forward pass
+    machine.remat = False  # rematerialisation (gradient checkpointing) of each layer: one more forward pass
     machine.fused_attention = config_dict.placeholder(bool)  # cuDNN's kernel for Eq. 1; None: on GPUs that have it
     machine.peak_tflops = 0.0  # of a device, for the utilisation (MFU) in the log; 0: of known devices, in bfloat16
-    machine.hang_timeout_minutes = 30.0  # without a step, evaluation or save: the run stops, resumable; 0: never
+    machine.hang_timeout_minutes = 30.0  # watchdog: without a step (evaluations, saves not counted) it stops; 0: never
     machine.peer_timeout_seconds = 60.0  # without a heartbeat of one of several processes: all stop, resumable
 
     config.checkpoint = checkpoint = ml_collections.ConfigDict()

@@ -20,7 +20,7 @@ def load(run: str, step: int | str | None = None, *, dtype: str = "float32"):
     """A `Translator` from a run folder; `step` is a number, 'last' or 'averaged'.
 
     None is the averaged checkpoint if there is one, else the last. A folder with a published Marian model, such as
-    Opus-MT's, is read too, and a run in an object store by its URL.
+    Opus-MT's, is read too, and a run in an object store by its URL. "RUN1,RUN2" is an ensemble.
     """
     from t2t_jax.decoding.translator import load
     from t2t_jax.interop.workdir import run_folders

@@ -109,9 +109,9 @@ def expand_users(args: flags.FlagValues) -> None:
 def required(args: flags.FlagValues, name: str) -> Any:
     """The value of a flag that this mode requires."""
     if args[name].value in (None, ""):
-        example = {"config": "configs/quickstart.py", "workdir": "runs/quickstart", "format": "ctranslate2"}.get(
-            name, "FILE"
-        )
+        output = "PREFIX" if args.mode == "backtranslate" else "DIR"
+        examples = {"config": "configs/quickstart.py", "workdir": "runs/quickstart", "format": "ctranslate2"}
+        example = (examples | {"output": output}).get(name, "FILE")
         raise InputError(f"--mode={args.mode} needs --{name}, for example --{name}={example}")
     return args[name].value
 

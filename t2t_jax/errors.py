@@ -51,7 +51,7 @@ def choice(field: str, value: str, allowed: Iterable[str]) -> str:
     raise InputError(f"{field}: unknown value {value!r}; {hint}known: {', '.join(allowed)}")
 
 
-# Errors of the file system that the user has to mend, not this code.
+# Errors of the file system that the user has to correct, not this code.
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP,
             errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST, errno.EMFILE,
             errno.ENFILE)  # fmt: skip
@@ -160,7 +160,7 @@ def stop_reason(error: BaseException) -> tuple[str, int] | None:
         return str(error), error.exit_code
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and (reason := storage_reason(error)):
         where = error.filename2 or error.filename or "a file"
-        return f"{where}: {reason}; mend that, or give another path", InputError.exit_code
+        return f"{where}: {reason}; correct that, or give another path", InputError.exit_code
     if reason := memory_reason(error):
         advice = "lower --beam_size or data.tokens_per_batch, or end what else uses the device"
         return f"a device is out of memory ({reason}); {advice}", InputError.exit_code

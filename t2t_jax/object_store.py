@@ -199,7 +199,7 @@ class RemoteFolder:
             kind = next((text for of, text in _REASONS.items() if isinstance(error, of)), type(error).__name__)
             reason = on_one_line(error)[:200]
             raise InputError(
-                f"{self._field}: {self._url}: {kind} ({reason}); mend that, and run the same command again"
+                f"{self._field}: {self._url}: {kind} ({reason}); correct that, and run the same command again"
             ) from error
 
 

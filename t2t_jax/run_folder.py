@@ -199,10 +199,9 @@ class RunFolder:
         """The run's whole configuration, as plain values, of later fields too; what reading a run needs is checked."""
         config = with_later_fields(read_object(self._config))
         if "model_type" in config and "model" not in config:  # Hugging Face's configuration files have it
-            raise InputError(
-                f"workdir: {self.path} is a model of another system; make a run of it with "
-                "python -m t2t_jax.interop.from_marian FOLDER RUN"
-            )
+            kind, importer = config["model_type"], "python -m t2t_jax.interop.from_marian FOLDER RUN"
+            advice = f"make a run of it with {importer}" if kind == "marian" else "of these, only marian can be read"
+            raise InputError(f"workdir: {self.path} is a model of Hugging Face's type {shown(kind)}; {advice}")
         exported = any((self.path / name).exists() for name in ("model.safetensors", "model.bin"))
         if exported and not (self.checkpoints.exists() or self.averaged.exists()):
             raise InputError(

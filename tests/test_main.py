@@ -415,7 +415,13 @@ def test_a_run_without_a_checkpoint_is_refused(command, tmp_path, run):
     for name in ("config.json", "vocab.model"):
         (tmp_path / "run" / name).write_bytes((Path(run) / name).read_bytes())
     code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", stdin=b"one\n")
-    assert code == 2 and "has no checkpoint yet" in errors
+    assert code == 2 and "has no checkpoint yet; train it with --config" in errors
+    shutil.copytree(Path(run) / "averaged", tmp_path / "run/averaged")
+    code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", "--step=last", stdin=b"one\n")
+    assert code == 2 and "has no checkpoint yet; give --step=averaged" in errors
+    (tmp_path / "run/averaged").rename(tmp_path / "run/checkpoints")
+    code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", "--step=averaged", stdin=b"one\n")
+    assert code == 2 and "has no averaged checkpoint yet; make one with --mode=average, or give --step=last" in errors
 
 
 def test_translate_takes_every_option_of_the_search(command, run, tmp_path):

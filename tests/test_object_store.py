@@ -188,7 +188,7 @@ def test_an_upload_that_fails_is_tried_again_unless_it_is_not_permitted(tmp_path
 
     (tmp_path / "run" / "metrics.jsonl").write_text("longer than before")
     errors.append(PermissionError("read only"))
-    with pytest.raises(InputError, match=r"workdir: memory://bucket/run: no permission \(read only\); mend that"):
+    with pytest.raises(InputError, match=r"workdir: memory://bucket/run: no permission \(read only\); correct that"):
         remote.upload()
     errors += [ConnectionError("no network")] * 3
     with pytest.raises(InterruptedRun, match="no network"):  # exit code 3: a scheduler may start the command again

@@ -162,7 +162,7 @@ def test_an_error_of_the_server_ends_the_run_in_one_line_and_it_resumes(server, 
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     config = tiny_config(tmp_path)
     server.before = refuse
-    with pytest.raises(InterruptedRun, match=f"workdir: {RUN}: .*; mend that, and run the same command again"):
+    with pytest.raises(InterruptedRun, match=f"workdir: {RUN}: .*; correct that, and run the same command again"):
         train(config, RUN)
     assert {name.split("/")[1] for name in stored() if name.endswith("/manifest.json")} == {"2"}
     server.before = lambda method, path: None
@@ -179,7 +179,7 @@ def test_a_bucket_that_does_not_exist_or_may_not_be_used_is_one_line(server, tmp
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
-    again = "mend that, and run the same command again"
+    again = "correct that, and run the same command again"
     assert refused("s3://nowhere/run") == (
         f"workdir: s3://nowhere/run: not found (The specified bucket does not exist); {again}"
     )

@@ -1,4 +1,5 @@
 import itertools
+import json
 import os
 
 import pytest
@@ -227,3 +228,13 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path):
 def test_a_folder_without_config_json_is_refused(tmp_path):
     with pytest.raises(InputError, match="is not a run folder"):
         RunFolder.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [("t5", "of these, only marian can be read"), ("marian", "make a run of it with python -m t2t_jax.interop.from")],
+)
+def test_a_model_of_hugging_face_is_named_with_what_can_be_done(tmp_path, kind, advice):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(InputError, match=f"is a model of Hugging Face's type '{kind}'; {advice}"):
+        _ = RunFolder(tmp_path).config

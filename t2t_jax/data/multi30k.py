@@ -1,4 +1,4 @@
-"""Multi30k: English descriptions of 31,000 images in German and French, for results on a small corpus (docs/data.md).
+"""Multi30k: English descriptions of 31,000 images in German and French, a small corpus (docs/multi30k.md).
 
 Task 1 of the repository github.com/multi30k/dataset, raw text: 29,000 training and 1,014 dev pairs, and three test
 sets: test_2016_flickr ('test', 1,000 pairs), test_2017_flickr (1,000) and test_2017_mscoco (461).

@@ -36,7 +36,10 @@ def restore_all(path: str | Path, step: int | str | None) -> list[TrainedModel]:
     for member in members[1:]:
         _check_same_task(first.run, member.run)
         if member.vocabularies.checksum != first.vocabularies.checksum:
-            raise InputError(f"workdir: {first.run.path} and {member.run.path} have different vocabularies")
+            raise InputError(
+                f"workdir: {first.run.path} and {member.run.path} have different vocabularies; the runs of an ensemble "
+                "need the same one: train them with one data.vocabulary"
+            )
     return members
 
 
@@ -91,8 +94,10 @@ def _restore_checkpoint(run: RunFolder, step: int | str | None, shapes: Any) -> 
         is_averaged = step == "averaged" or (step is None and bool(averaged.steps()))
         checkpoints = averaged if is_averaged else trained
         if not (known := checkpoints.steps()):
-            kind = "averaged checkpoint" if is_averaged else "checkpoint"
-            raise InputError(f"workdir: {run.path} has no {kind} yet; train it with --config=…")
+            kind, advice = "averaged checkpoint" if is_averaged else "checkpoint", "train it with --config=…"
+            if (trained if is_averaged else averaged).steps():
+                advice = "make one with --mode=average, or give --step=last" if is_averaged else "give --step=averaged"
+            raise InputError(f"workdir: {run.path} has no {kind} yet; {advice}")
         return is_averaged, checkpoints.restore(known[-1], shapes)
 
     return trained.read_newest(newest)

@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds of time, memory and compilation; `docs/serving.md` says why. Times are in seconds."""
+    """Bounds of time, memory and compilation; docs/serving.md explains them. Times are in seconds."""
 
     # Of one request.
     body_bytes: int = 1 << 16

@@ -139,7 +139,10 @@ def restore_or_init(
         raise InputError("data: the processes of this run have prepared different data; give them one data.directory")
     if found is None:
         if Checkpoints(run.averaged).steps():
-            raise InputError(f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it")
+            raise InputError(
+                f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it: start from its "
+                f"weights, with --init_from={run.path} and another --workdir"
+            )
         state = jax.jit(init, out_shardings=layout)(key)
         if start:
             say(f"starting from the weights of {start.name}")
@@ -147,7 +150,10 @@ def restore_or_init(
         return state, {"init_from": start.name} if start else {}
     for name, value in belongs_to.items():
         if found.metadata.get(name) != value:
-            raise InputError(f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}")
+            raise InputError(
+                f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}; give that back, or "
+                "choose another --workdir"
+            )
     _check_start(found, run, start)
     _check_plan(found, experiment)
     say(f"resuming from step {found.step:,}")

@@ -61,7 +61,7 @@ def test_safetensors_and_config_rebuild_the_model(tmp_path, capsys, make, vocabu
     [
         (["--format=safetensors", "--output=OUT"], "--mode=export needs --workdir"),
         (["--workdir=RUN", "--output=OUT"], "--mode=export needs --format, for example --format=ctranslate2"),
-        (["--workdir=RUN", "--format=safetensors"], "--mode=export needs --output"),
+        (["--workdir=RUN", "--format=safetensors"], "--mode=export needs --output, for example --output=DIR"),
         (
             ["--workdir=RUN", "--format=onnx", "--output=OUT"],
             "format: unknown value 'onnx'; known: marian, ctranslate2",
