@@ -71,7 +71,8 @@ def translate(args: flags.FlagValues) -> None:
     options = decode_options(args) | {name: args[name].value for name in (*_SEARCH, "output_format")}
     options |= {"sampling": sampling_of(args), "step": checkpoint(args.step)}
     with run_folders(args) as run:
-        translate_run(run, sys.stdin.buffer, sys.stdout, **options)
+        # Detached: Python closes sys.stdin at exit, and aborts where the thread that reads ahead waits for a line.
+        translate_run(run, sys.stdin.detach(), sys.stdout, **options)
 
 
 def backtranslate(args: flags.FlagValues) -> None:

@@ -424,6 +424,25 @@ def test_a_run_without_a_checkpoint_is_refused(command, tmp_path, run):
     assert code == 2 and "has no averaged checkpoint yet; make one with --mode=average, or give --step=last" in errors
 
 
+@pytest.mark.parametrize(
+    ("option", "answers", "expected"), [("--constrained", False, 2), ("--beam_size=1", True, 0)], ids=["2", "0"]
+)
+def test_it_ends_with_its_code_though_its_input_stays_open(run, option, answers, expected):
+    """After a refusal, or where nobody reads the output any more, as in `tail -f log | main.py … | head -1`."""
+    arguments = [sys.executable, "main.py", "--mode=translate", f"--workdir={run}", option]
+    with subprocess.Popen(
+        arguments, cwd=Path(__file__).parents[1], text=True, bufsize=1,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        process.stdin.write("three\n")
+        assert bool(process.stdout.readline()) == answers
+        process.stdout.close()
+        if answers:
+            process.stdin.write("two\n")
+        errors = process.stderr.read()
+        assert process.wait() == expected and "Fatal" not in errors
+
+
 def test_translate_takes_every_option_of_the_search(command, run, tmp_path):
     lines = b"one two\n\nthree four five\n"
     (tmp_path / "prefix.txt").write_text("drei\n\nvier\n")
