@@ -13,8 +13,8 @@ from t2t_jax.threads import available_cores
 
 _SHORTEST_BUCKET = 16  # subwords of the source, or capacity for target tokens; longer buckets double
 _LINEAR_FROM = 1024  # bucket lengths above this do not double: they are its multiples
-# By platform, on each device: the most rows; the most source positions (rows × source length), of which wide beams
-# have fewer: rows × source length × beam width is at most 16 times as many. A step on a GPU takes its time to launch.
+# By platform, on each device: the most rows; the most source positions (rows × source length). A KV cache has at most
+# 16 times as many target positions (rows × beam width × capacity). A step on a GPU takes its time to launch.
 _MOST = {"cpu": (64, 2048)}
 _MOST_ELSEWHERE = (512, 16_384)
 # On CPU, where each row of a batch takes its time even when it has finished: (rows, the most sentences for them).
@@ -38,12 +38,16 @@ def bucket_length(length: int) -> int:
     return min(max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length()), -(-length // _LINEAR_FROM) * _LINEAR_FROM)
 
 
-def bucket_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1) -> int:
-    """The number of rows of a batch for `count` sentences: a multiple of the number of devices."""
+def bucket_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1, max_length: int = 1) -> int:
+    """The number of rows of a batch for `count` sentences: a multiple of the number of devices.
+
+    A search gives its beam width, and the most tokens that it may write.
+    """
     devices = mesh.devices.size
     platform = mesh.devices.flat[0].platform
     rows, positions = _MOST.get(platform, _MOST_ELSEWHERE)
-    most = max(1, min(rows, positions // source_length, 16 * positions // (source_length * beam_width))) * devices
+    written = beam_width * bucket_capacities(source_length, max_length)[-1]
+    most = max(1, min(rows, positions // source_length, 16 * positions // written)) * devices
     sizes = _CPU_ROWS if platform == "cpu" else [(4**n, 4**n) for n in range(10)]
     rows = next((rows for rows, sentences in sizes if sentences >= count), most)
     return -(-min(rows, most) // devices) * devices

@@ -92,7 +92,8 @@ def search_all(
     searches = []  # generators, which free their memory when they end
     for source_length, indices in batch_shapes.by_bucket([len(request.ids) for request in requests]):
         count = num_searches(len(indices), mesh)
-        window = batch_shapes.bucket_rows(source_length, -(-len(indices) // count), mesh, options.width)
+        longest = max(requests[index].max_length for index in indices)
+        window = batch_shapes.bucket_rows(source_length, -(-len(indices) // count), mesh, options.width, longest)
         queue = collections.deque(sorted(((i, requests[i]) for i in indices), key=lambda item: -item[1].max_length))
         search = functools.partial(_ContinuousBatch, ensemble, source_length, window, queue, options, mesh)
         searches += [search().run() for _ in range(count)]
