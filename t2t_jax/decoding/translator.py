@@ -29,7 +29,7 @@ from t2t_jax.decoding.long_sentences import cut, language_code, sentences_of
 from t2t_jax.decoding.search_options import SearchOptions
 from t2t_jax.decoding.search_state import Hypotheses
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
-from t2t_jax.errors import InputError, Range, check_number, choice, shown
+from t2t_jax.errors import DamagedError, InputError, Range, check_number, choice, shown
 from t2t_jax.model.transformer import Transformer
 
 
@@ -263,6 +263,7 @@ class Translator:
         for indices, width, rows in _batches(lengths, self.mesh):
             batch = sharding.put_rows(pad_pairs(indices, sources, targets, rows, width), self.mesh)
             found = np.asarray(_token_log_probs(*self.ensemble, **batch))
+            _check_numbers(found)
             for row, index in enumerate(indices):
                 values = [float(x) for x in found[row, : len(targets[index])]]
                 scores[index] = Score(sum(values), values, len(values))
@@ -277,6 +278,8 @@ class Translator:
         `longest_whole`. An ensemble has no attention weights of its own and is refused.
         """
         check_lists(sources=sources, targets=targets)
+        sources = list(sources)
+        targets = targets if targets is None else list(targets)
         if options.get("split_sentences"):
             raise InputError("split_sentences: attention is between one source and its target; give a sentence each")
         if (count := len(self.ensemble.modules)) > 1:
@@ -298,6 +301,7 @@ class Translator:
 
     def _hypotheses(self, found: Hypotheses) -> list[Hypothesis]:
         """One sentence's hypotheses, [W, …] each, as text; equal ones once."""
+        _check_numbers(found.scores)
         vocabulary = self.vocabularies.target
         answers = {}
         for rank in np.flatnonzero(found.scores > -np.inf):
@@ -316,6 +320,14 @@ class Translator:
         if not answers:
             logging.warning("the constraints allow no translation of a sentence; it is left empty")
         return list(answers.values()) or [dataclasses.replace(_EMPTY, finished=False)]
+
+
+def _check_numbers(scores: np.ndarray) -> None:
+    if np.isnan(scores).any():
+        raise DamagedError(
+            "the model computes scores that are not numbers (NaN): its parameters are damaged, or a function that the "
+            "config names is wrong; give another checkpoint with --step"
+        )
 
 
 _EMPTY = Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, token_log_probs=[])

@@ -17,7 +17,7 @@ from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.search_options import SearchOptions
 from t2t_jax.decoding.search_state import length_penalty
 from t2t_jax.decoding.translator import Translator
-from t2t_jax.errors import InputError
+from t2t_jax.errors import DamagedError, InputError
 from tests import tiny
 from tests.data import toy_corpus
 from tests.decoding.compiled import num_compiled
@@ -183,6 +183,8 @@ def test_any_iterable_is_translated_and_other_types_are_refused_in_a_line(transl
     close(translator.translate(iter(["one two"]))[0], translator.translate(["one two"])[0])
     pairs = [("one", "eins"), ("two", "zwei")]
     assert translator.score(iter(pairs)) == translator.score(pairs)
+    (maps,) = translator.attention(iter(["one"]), iter(["eins"]))
+    assert maps.target == translator.attention(["one"], ["eins"])[0].target
     for pairs in (["one", "eins"], ("one", "eins"), [("one", "eins", "uno")]):
         with pytest.raises(InputError, match=r"pairs: pair 0 must be \(source, target\)"):
             translator.score(pairs)
@@ -203,6 +205,15 @@ def test_samples_depend_only_on_the_seed_and_the_sentence(translator):
     others = translator.translate(SENTENCES, seed=1, **options)
     assert [h.tokens for h in together[0]] != [h.tokens for h in others[0]]
     assert together[0][0].log_prob == max(h.log_prob for h in together[0]) or len(together[0]) > 1
+
+
+def test_scores_that_are_no_numbers_are_an_error_and_no_empty_translation(translator):
+    (model,), (params,) = translator.ensemble
+    params = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
+    damaged = Translator(Ensemble((model,), (params,)), translator.vocabularies, max_length=256, mesh=translator.mesh)
+    for call in (lambda: damaged.translate(["one two"]), lambda: damaged.score([("one two", "zwei eins")])):
+        with pytest.raises(DamagedError, match="NaN.*; give another checkpoint"):
+            call()
 
 
 def test_a_constraint_that_allows_nothing_gives_an_empty_translation_and_a_warning(translator, caplog):
