@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from t2t_jax.data.plain_text import lone_surrogate
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import COMPRESSIONS, compression, existing_file, unpacked, unpacked_lines
 
@@ -110,6 +111,11 @@ def _json_object(line: str, languages: tuple[str, str], where: str) -> tuple[str
     for language, text in zip(languages, sides, strict=True):
         if not isinstance(text, str):
             raise InputError(f"{where}: {language} is {shown(text)}; each line must be like {example}")
+        if (at := lone_surrogate(text)) is not None:  # JSON allows it: the text was cut between two UTF-16 units
+            raise InputError(
+                f"{where}: {text[at]!a} at character {at + 1} of {language} is a lone surrogate, half a character; "
+                "remove it, or restore the other half"
+            )
     return tuple(sides)
 
 

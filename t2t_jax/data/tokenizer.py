@@ -20,7 +20,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.bpe_dropout import BpeDropout
 from t2t_jax.data.corpora import one_line
-from t2t_jax.data.plain_text import INVISIBLE, SPACES, compose, is_blank, plain_forms
+from t2t_jax.data.plain_text import INVISIBLE, SPACES, compose, is_blank, lone_surrogate, plain_forms
 from t2t_jax.errors import InputError
 from t2t_jax.files import single_line
 
@@ -169,15 +169,6 @@ def _checked(number: int, text: str) -> str:
             "errors='surrogateescape'"
         )
     return one_line(text)
-
-
-def lone_surrogate(text: str) -> int | None:
-    """The index of the first lone surrogate, which UTF-8 cannot encode; None without one."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return error.start
-    return None
 
 
 def read_model(path: Path, name: str) -> bytes:

@@ -202,6 +202,8 @@ def test_further_test_sets_are_called_as_their_files(tmp_path):
         ("x.jsonl", b'{"en": "a", "de": "b"}\n\n', "x.jsonl, line 2: not JSON; each line must be like"),
         ("x.jsonl", b'{"translation": {"en": "a", "fr": "b"}}\n', "x.jsonl, line 1: de is None; each line must be"),
         ("x.jsonl", b'[1]\n', "line 1: en is None"),
+        ("x.jsonl", b'{"en": "a", "de": "b"}\n{"en": "nice \\ud83d", "de": "b"}\n',
+         r"x.jsonl, line 2: '\\ud83d' at character 6 of en is a lone surrogate, half a character; remove it"),
         ("x.tsv.gz", gzip.compress(b"a\tb\n" * 9999, mtime=0)[:-9], "x.tsv.gz: can't be unpacked .*; restore it"),
         ("x.tsv.xz", lzma.compress(b"a\tb\n" * 9999)[:-9], "x.tsv.xz: can't be unpacked .*; restore it"),
         ("x.tsv.bz2", b"BZh9 is no archive", "x.tsv.bz2: can't be unpacked .*; restore it"),
