@@ -97,10 +97,18 @@ def train_symbols(sentences: Iterable[str], vocab_size: int, *, field: str = "da
 
 
 def _train(sentences: Iterable[str], vocab_size: int, field: str, **options: Any) -> bytes:
-    model = io.BytesIO()
+    model, failed = io.BytesIO(), []
+
+    def watched() -> Iterator[str]:
+        try:
+            yield from sentences
+        except (Exception, KeyboardInterrupt) as error:
+            failed.append(error)
+            raise
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=watched(),
             model_writer=model,
             vocab_size=vocab_size,
             **options,
@@ -112,6 +120,8 @@ def _train(sentences: Iterable[str], vocab_size: int, field: str, **options: Any
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
+        if failed:  # SentencePiece makes a RuntimeError of whatever reading the text raises
+            raise failed[0] from None
         raise InputError(f"{field}={vocab_size}: {_reason(error)}") from None
     return model.getvalue()
 

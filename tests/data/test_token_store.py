@@ -277,6 +277,24 @@ def test_blank_training_text_is_refused(tmp_path):
         prepare(read_corpus("files", "en", "de", prefixes, tmp_path), SETTINGS, tmp_path)
 
 
+def test_a_line_that_cannot_be_read_is_named_though_sentencepiece_reads_it(tmp_path):
+    """With vocab_pairs=0 the text is read by its iterator: the vocabulary's size is not to blame."""
+    prefixes = toy_corpus.write_splits(tmp_path)
+    (tmp_path / "train.de").write_bytes(b"eins\n" * 99 + b"\xfc\n" + b"eins\n" * 200)
+    with pytest.raises(InputError, match=r"^/.*train.de, line 100: not valid UTF-8 \(byte 0xfc\); convert it to U.*8$"):
+        prepare(read_corpus("files", "en", "de", prefixes, tmp_path), SETTINGS, tmp_path)
+
+
+@pytest.mark.parametrize("error", [IndexError, KeyboardInterrupt])
+def test_an_error_in_a_task_of_the_users_own_is_no_bad_setting(corpus, tmp_path, monkeypatch, error):
+    def fail(text):
+        raise error
+
+    monkeypatch.setitem(TASKS, "mine", Task({}, "bleu", preprocess_target=fail))
+    with pytest.raises(error):
+        prepare(corpus, dataclasses.replace(SETTINGS, task="mine"), tmp_path)
+
+
 def test_a_missing_ready_vocabulary_is_refused_although_a_store_with_a_trained_one_exists(tmp_path):
     data = tiny_config(tmp_path).data
     open_store(data)
