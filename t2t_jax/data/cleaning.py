@@ -22,6 +22,8 @@ Pair = tuple[str, str]
 EXAMPLES = 3  # dropped pairs that the report shows for each rule
 _SHORTEST_LEAK = 12  # letters; shorter held-out sentences occur in training text by chance
 _WORDS = re.compile(r"\w+|[^\w\s]")
+_NEITHER = re.compile(r"[^\w\s]")  # of a word nor a space
+_WITHIN_WORDS = ("Mn", "Mc", "Me", "Cf")  # Unicode's combining marks and format characters
 _PUNCTUATION = {
     **dict.fromkeys("„“”«»‟″", '"'),
     **dict.fromkeys("‘’‚‛´`′", "'"),
@@ -96,7 +98,13 @@ def is_empty(source: str, target: str) -> bool:
 
 
 def num_words(text: str) -> int:
-    """The number of words and punctuation marks: runs of letters and digits, and each other character but spaces."""
+    """The number of words and punctuation marks: runs of letters and digits, and each other character but spaces.
+
+    Combining marks, as vowels are in many scripts and accents in NFD, belong to the word that they are in, and so do
+    format characters, such as joiners.
+    """
+    if not text.isascii():
+        text = _NEITHER.sub(lambda c: "" if unicodedata.category(c[0]) in _WITHIN_WORDS else c[0], text)
     return len(_WORDS.findall(text))
 
 
@@ -143,8 +151,13 @@ def is_leaked(source: str, target: str, held_out: Collection[str]) -> bool:
 
 
 def letters(text: str) -> str:
-    """The letters of a text in lower case, without digits, punctuation and spaces."""
-    return "".join(filter(str.isalpha, text)).lower()
+    """The letters of a text, with the marks on them, in NFC and lower case, without digits, punctuation and spaces."""
+    kept, is_kept = [], False
+    for character in unicodedata.normalize("NFC", text):
+        is_kept = character.isalpha() or (is_kept and unicodedata.category(character)[0] == "M")
+        if is_kept:
+            kept.append(character)
+    return "".join(kept).lower()
 
 
 def exact_key(source: str, target: str) -> int:

@@ -240,7 +240,7 @@ def _trains_symbols(settings: StoreSettings) -> bool:
 
 def _key(corpus: Corpus, settings: StoreSettings) -> str:
     """The hash of all that the store depends on: text, languages and settings. It is part of the folder's name."""
-    made_from = dataclasses.asdict(settings)
+    made_from, rules = dataclasses.asdict(settings), settings.cleaning
     made_from = {name: x for name, x in made_from.items() if x != _LATER_SETTINGS.get(name, object())}
     made_from["cleaning"] = {name: x for name, x in made_from["cleaning"].items() if x or name not in _LATER_RULES}
     if _trains_symbols(settings):
@@ -251,8 +251,10 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
         made_from.pop("bpe_dropout", None)  # nothing is drawn
     if corpus.texts:
         made_from["texts"] = len(corpus.texts)  # their sizes are kept; in earlier stores they are not
-    if (settings.vocabulary or settings.source_vocabulary) and settings.cleaning.normalizes:
+    if (settings.vocabulary or settings.source_vocabulary) and rules.normalizes:
         made_from["normalizing_vocabulary"] = True  # in earlier stores it is not
+    if rules.max_words or rules.max_ratio or rules.drop_near_duplicates or rules.drop_test_leaks:
+        made_from["combining_marks"] = True  # in earlier stores each was a word of its own, and no part of a letter
     for name in {"vocabulary", "source_vocabulary"} & made_from.keys():
         made_from[name] = sha256(Path(made_from[name])) if made_from[name] else None
     identity = json.dumps([_FORMAT, corpus.checksums, corpus.languages, made_from], sort_keys=True)

@@ -1,5 +1,6 @@
 """Each filter drops the pairs that it should, and no others."""
 
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,26 @@ def test_a_filter_drops_a_bad_pair_and_keeps_good_ones(rule):
 def test_a_ratio_or_length_at_the_limit_is_kept():
     assert dropped(Rules(max_words=3, max_ratio=1.5), ("a b c", "a b")) == []
     assert dropped(Rules(max_words=2), ("a b c", "a b")) == ["too_many_words"]
+
+
+HINDI = "समिति ने कल रिपोर्ट को अपनाया।"
+
+
+def test_combining_marks_are_no_words_and_divide_none():
+    """Vowel signs of Indic scripts, accents in NFD; nor are joiners (Persian, emoji), which are format characters."""
+    assert cleaning.num_words(HINDI) == 7  # six words and the danda
+    assert cleaning.num_words(GOOD[1]) == cleaning.num_words(unicodedata.normalize("NFD", GOOD[1])) == 11
+    assert cleaning.num_words("می\u200cخواهم ❤\ufe0f") == 2
+    assert dropped(Rules(max_words=12, max_ratio=1.5), ("The committee adopted the report yesterday.", HINDI)) == []
+
+
+def test_letters_have_their_marks_in_every_normal_form():
+    """A leak is found in NFC and NFD; vowel signs distinguish words, and what is on a symbol is dropped with it."""
+    nfc = "Der Präsident eröffnete die Prüfung."
+    held_out, nfd = cleaning.leak_index([("x", nfc)]), unicodedata.normalize("NFD", nfc)
+    assert nfd != nfc and cleaning.is_leaked("y", nfd, held_out) and cleaning.is_leaked("y", nfc, held_out)
+    assert cleaning.near_key("a", nfd) == cleaning.near_key("a", nfc)
+    assert cleaning.letters("का 7\ufe0f\u20e3 ❤\ufe0f") == "का" != cleaning.letters("की")
 
 
 def test_languages_without_a_known_script_are_not_filtered():

@@ -203,8 +203,8 @@ def test_joint_translation_stores_keep_the_names_they_had_before_separate_vocabu
     assert preparation._key(CORPUS, TRANSLATION) == "df808c4853fb"
     codes = tmp_path / "codes"
     codes.write_text("o n\n")
-    changes = {"vocabulary": str(codes), "cleaning": Rules(max_ratio=2.0)}
-    assert preparation._key(CORPUS, dataclasses.replace(TRANSLATION, **changes)) == "9083857f86ab"
+    changes = {"vocabulary": str(codes), "cleaning": Rules(drop_identical=True)}
+    assert preparation._key(CORPUS, dataclasses.replace(TRANSLATION, **changes)) == "48ac9d333880"
 
 
 def test_a_store_with_a_vocabulary_of_symbols_has_a_name_of_its_own(tmp_path, monkeypatch, brackets):

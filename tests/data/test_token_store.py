@@ -101,6 +101,20 @@ def test_the_stores_of_built_in_tasks_keep_their_names(corpus):
 KEYS = ["aeedfaba2f38", "ff9569067cea"]
 
 
+def test_stores_keep_their_names_unless_their_rules_count_words_or_compare_letters(corpus):
+    """Of these, combining marks were once words of their own and no part of a letter."""
+    key = lambda **rules: preparation._key(corpus, dataclasses.replace(SETTINGS, cleaning=Rules(**rules)))
+    others = ["normalize_punctuation", "remove_nonprinting", "drop_identical", "drop_wrong_script", "drop_duplicates"]
+    assert key(**dict.fromkeys(others, True)) == "ed09365853ae"
+    once = {
+        "max_words": (9, "97b362f629c4"),
+        "max_ratio": (1.5, "77276f08993f"),
+        "drop_near_duplicates": (True, "903fde6d4c8b"),
+        "drop_test_leaks": (True, "8a6e06f05546"),
+    }
+    assert not [rule for rule, (value, name) in once.items() if key(**{rule: value}) == name]
+
+
 def test_dropped_training_pairs_are_counted_and_held_out_pairs_are_never_dropped(tmp_path):
     prefixes = toy_corpus.write_splits(tmp_path)
     extra = [("", "eins"), ("one", " \t"), ("one " * 40, "eins")]
