@@ -190,9 +190,10 @@ def join_shards(
             report.unknown += int((_has_unknown(shard) & keep).sum())
             for side, name in enumerate(SIDES):
                 lengths = shard[f"{name}_lengths"]
-                shard[f"{name}_ids"][np.repeat(keep, lengths)].astype(dtype).tofile(ids_files[side])
+                # Not `tofile`: its errors have no errno, and it ignores that of its last flush.
+                ids_files[side].write(shard[f"{name}_ids"][np.repeat(keep, lengths)].astype(dtype))
                 ends = position[side] + lengths[keep].cumsum(dtype=np.int64)
-                ends.tofile(ends_files[side])
+                ends_files[side].write(ends)
                 position[side] = int(ends[-1]) if len(ends) else position[side]
     return report
 

@@ -12,7 +12,7 @@ from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.preparation import StoreSettings, draw, open_store, prepare
 from t2t_jax.data.task import TASKS, Task
 from t2t_jax.data.token_store import TokenStore
-from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.errors import DamagedError, InputError, stop_reason
 from t2t_jax.files import folder_lock, read_object, write_object
 from tests.data import toy_corpus
 from tests.runs import tiny_config
@@ -237,6 +237,26 @@ def test_a_resumed_preparation_keeps_finished_shards_and_refuses_damaged_ones_by
     assert prepare(corpus, SETTINGS, tmp_path / "stores").fingerprint == whole.fingerprint
     assert [path.name for path in done] == ["shard-00001.npz", "shard-00002.npz"]
     assert [path.name for path in (tmp_path / "stores").iterdir()] == [whole.directory.name]
+
+
+@pytest.mark.parametrize("name", ["train.source.ids", "train.target.ends"])
+def test_a_disk_that_fills_up_while_shards_are_joined_ends_with_a_line_and_the_same_command_goes_on(
+    corpus, tmp_path, monkeypatch, name
+):
+    whole = prepare(corpus, SETTINGS, tmp_path / "whole")
+
+    def join_on_a_full_disk(*arguments):
+        (arguments[-1] / name).symlink_to("/dev/full")
+        shards.join_shards(*arguments)
+        pytest.fail("the disk's error was ignored")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "join_shards", join_on_a_full_disk)
+        with pytest.raises(OSError) as failed:
+            prepare(corpus, SETTINGS, tmp_path / "stores")
+    line, code = stop_reason(failed.value)
+    assert "No space left on device" in line and code == 2
+    assert prepare(corpus, SETTINGS, tmp_path / "stores").fingerprint == whole.fingerprint
 
 
 def watched(jobs, seen):
