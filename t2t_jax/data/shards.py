@@ -159,7 +159,7 @@ def _read_shard(path: Path, *names: str) -> Mapping[str, np.ndarray]:
     try:
         with np.load(path) as arrays:
             return {name: arrays[name] for name in names or arrays.files}
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:  # EOFError: it is empty
         raise DamagedError(f"{path} is damaged ({error}); delete it and run again") from None
 
 
