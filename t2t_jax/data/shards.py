@@ -16,6 +16,7 @@ import socket
 import threading
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from t2t_jax.data.corpora import Pair
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.token_store import SIDES, Sentences
 from t2t_jax.data.tokenizer import UNKNOWN
-from t2t_jax.errors import DamagedError
+from t2t_jax.errors import DamagedError, InterruptedRun
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.threads import available_cores
 
@@ -72,9 +73,15 @@ def write_shards(
                 else:
                     yield path, number, chunk
 
-    with progress_bar(unit=" pairs", desc="preparing") as bar:
-        for count in _on_all_cores(functools.partial(_write_shard, encoding), missing()):
-            bar.update(count)
+    try:
+        with progress_bar(unit=" pairs", desc="preparing") as bar:
+            for count in _on_all_cores(functools.partial(_write_shard, encoding), missing()):
+                bar.update(count)
+    except BrokenProcessPool:
+        raise InterruptedRun(
+            "data: a worker process was killed, as the kernel does where memory runs out; the same command does what "
+            "is missing, with less memory on fewer cores"
+        ) from None
     return paths
 
 

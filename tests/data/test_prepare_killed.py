@@ -53,6 +53,19 @@ def group_ends(pgid, seconds=10):
     return False
 
 
+def wait_for_a_shard(process, directory):
+    while not list(directory.glob(".*.unfinished/shard-*.npz")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.001)
+
+
+def interrupted(process):
+    """What an interrupted preparation says before it ends, with all its processes."""
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 3 and group_ends(process.pid), errors
+    return [line for line in errors.splitlines() if line.strip() and "preparing" not in line]
+
+
 @pytest.fixture
 def script(tmp_path):
     path = tmp_path / "prepare.py"
@@ -93,11 +106,21 @@ def test_a_signal_to_the_process_group_ends_the_preparation_with_one_line(tmp_pa
     """Ctrl-C and Slurm's warning signal reach the worker processes too."""
     prefixes = toy_corpus.write_splits(tmp_path, train=6000)
     process = start(prefixes, tmp_path / "stores", script)
-    while not list((tmp_path / "stores").glob(".*.unfinished/shard-*.npz")):
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.001)
+    wait_for_a_shard(process, tmp_path / "stores")
     os.killpg(process.pid, number)
-    _, errors = process.communicate(timeout=10)
-    assert process.returncode == 3 and group_ends(process.pid)
-    lines = [line for line in errors.splitlines() if line.strip() and "preparing" not in line]
-    assert lines == [f"stopped by {number.name}; run the same command again"]
+    assert interrupted(process) == [f"stopped by {number.name}; run the same command again"]
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_ends_the_preparation_with_one_line_and_the_same_command_goes_on(tmp_path, script):
+    """As the kernel kills it where memory runs out."""
+    prefixes = toy_corpus.write_splits(tmp_path, train=6000)
+    process = start(prefixes, tmp_path / "killed", script)
+    wait_for_a_shard(process, tmp_path / "killed")
+    workers = subprocess.check_output(["pgrep", "-f", "spawn_main", "-P", str(process.pid)], text=True).split()
+    os.kill(int(workers[0]), signal.SIGKILL)
+    [line] = interrupted(process)
+    assert line.startswith("error: data: a worker process was killed")
+    for directory in (tmp_path / "killed", tmp_path / "whole"):
+        assert start(prefixes, directory, script).wait() == 0
+    assert stores(tmp_path / "killed") == stores(tmp_path / "whole")
