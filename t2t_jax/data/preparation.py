@@ -306,7 +306,9 @@ def _write(
     dtype = np.dtype("<u2" if max(map(len, vocabularies)) <= 1 << 16 else "<u4")
     report = join_shards(shards, vocabularies, dtype, store)
     if not report.kept:
-        raise InputError(f"data.train: no pair is left to train on ({report}); raise data.max_length")
+        counted = "; ".join(line.strip() for line in str(report).splitlines())
+        advice = "raise data.max_length" if report.dropped.get("too_long") else "check the text and data.cleaning"
+        raise InputError(f"data.train: no pair is left to train on ({counted}); {advice}")
     manifest = {
         "languages": corpus.languages,
         "corpus": corpus.checksums,
@@ -419,6 +421,9 @@ def _write_held_out(
     """
     rules = dataclasses.replace(settings.cleaning, lowercase=False)
     limit, most = settings.heldout_max_length, longest_whole(settings.max_length)
+    field = f"data.{stem.name}" if stem.name in SPLITS else f"data.test ({stem.name})"
+    if not pairs:
+        raise InputError(f"{field}: no pair is in it; choose another part of the corpus, or another corpus")
     sides = vocabularies.encode_many(
         [task.preprocess_source(source) for source, _ in pairs], [task.preprocess_target(target) for _, target in pairs]
     )
@@ -429,14 +434,14 @@ def _write_held_out(
             continue
         if cleaning.is_too_long(*ids, most):  # evaluation could not score it, which would show only after training
             raise InputError(
-                f"data.{stem.name}, line {line}: {max(map(len, ids)):,} subwords, which must be at most {most:,}; "
+                f"{field}, line {line}: {max(map(len, ids)):,} subwords, which must be at most {most:,}; "
                 f"split the line, or leave such lines out with data.heldout_max_length={most}"
             )
         kept.append(pair)
         unknown += any(UNKNOWN in side for side in ids)
         normalized += cleaning.normalize(pair[1], rules) != pair[1]
     if not kept:
-        raise InputError(f"data.{stem.name}: no pair of at most data.heldout_max_length={limit} subwords")
+        raise InputError(f"{field}: no pair of at most data.heldout_max_length={limit} subwords; raise it")
     for side, name in enumerate(SIDES):
         # Only \n ends a line, so sentences may hold any other line-breaking character, such as U+2028.
         Path(f"{stem}.{name}.txt").write_bytes("".join(one_line(p[side]) + "\n" for p in kept).encode())

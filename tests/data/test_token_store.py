@@ -160,8 +160,21 @@ def test_a_training_set_without_pairs_is_refused(tmp_path):
     prefixes = toy_corpus.write_splits(tmp_path)
     toy_corpus.write(tmp_path / "train", [pair for pair in toy_corpus.pairs(300, 0) if " " in pair[0]])
     corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
-    with pytest.raises(InputError, match="no pair is left to train on"):
+    refused = r"^data.train: no pair is left to train on \(0 of (\d+) training pairs kept; \1 dropped: .*\); "
+    with pytest.raises(InputError, match=refused + "raise data.max_length$"):
         prepare(corpus, dataclasses.replace(SETTINGS, max_length=2), tmp_path)
+    wrong = dataclasses.replace(corpus, languages=("ru", "de"))
+    with pytest.raises(InputError, match=refused + "check the text and data.cleaning$"):
+        prepare(wrong, dataclasses.replace(SETTINGS, cleaning=Rules(drop_wrong_script=True)), tmp_path)
+
+
+def test_a_held_out_set_without_pairs_is_refused_by_field(corpus, tmp_path):
+    for split, field in {"dev": "data.dev", "talks": r"data.test \(talks\)"}.items():
+        empty = dataclasses.replace(corpus, splits=corpus.splits | {split: lambda: iter(())})
+        with pytest.raises(InputError, match=f"^{field}: no pair is in it; choose another part of the corpus"):
+            prepare(empty, SETTINGS, tmp_path)
+    with pytest.raises(InputError, match="^data.dev: no pair of at most data.heldout_max_length=1 subwords; raise it$"):
+        prepare(corpus, dataclasses.replace(SETTINGS, heldout_max_length=1), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["train.source.ids", "train.target.ends", "dev.source.txt", "vocab.model"])
@@ -346,6 +359,11 @@ def test_a_held_out_line_that_cannot_be_scored_is_refused_before_the_corpus_is_e
         patch.setattr(preparation, "write_shards", lambda *_: pytest.fail("the corpus was encoded"))
         with pytest.raises(InputError, match="data.dev, line 2: 1,025 subwords, which must be at most 1,024"):
             prepare(corpus, SETTINGS, tmp_path, lambda work: pytest.fail("jobs were submitted"))
+    further = dataclasses.replace(
+        corpus, splits=corpus.splits | {"dev": corpus.splits["test"], "talks": corpus.splits["dev"]}
+    )
+    with pytest.raises(InputError, match=r"^data.test \(talks\), line 2: 1,025 subwords"):
+        prepare(further, SETTINGS, tmp_path)
     store = prepare(corpus, dataclasses.replace(SETTINGS, heldout_max_length=1024), tmp_path)
     assert store.held_out_counts["dev"] == {"read": 2, "kept": 1, "unknown": 0, "normalized": 0}
 
