@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from t2t_jax.data.parallel_text import check_languages_differ
 from t2t_jax.errors import InputError, on_one_line
-from t2t_jax.files import sha256
+from t2t_jax.files import folder_lock, sha256
 
 PREFIX = "tfds:"  # of `data.corpus`
 FOLDER = "tensorflow_datasets"  # below `data.directory`, with what TFDS prepares
@@ -23,23 +24,40 @@ def open_builder(name: str, directory: Path, archives: str) -> Any:
 
     Downloads are kept in `directory`; `archives` is the folder of files that TFDS asks to be downloaded by hand.
     """
+    _check_name(name)
+    root = directory / FOLDER
+    builder = _builder(name, root)
+    if not builder.data_path.exists():
+        with folder_lock(root, f"another process prepares a corpus in {root}"):
+            builder = _builder(name, root)  # it may have prepared this one
+            if not builder.data_path.exists():
+                _prepare(builder, name, directory / "downloads", archives)
+    return builder
+
+
+def _builder(name: str, root: Path) -> Any:
     import tensorflow_datasets as tfds
 
-    _check_name(name)
     try:
-        builder = tfds.builder(name, data_dir=directory / FOLDER)
+        return tfds.builder(name, data_dir=root)
     except (ValueError, AssertionError) as error:  # no such version
         raise InputError(f"data.corpus={PREFIX}{name}: {' '.join(str(error).split())[:200]}") from None
+
+
+def _prepare(builder: Any, name: str, downloads: Path, archives: str) -> None:
+    """Prepares the data of a builder; the caller holds the lock of the folder."""
+    import tensorflow_datasets as tfds
+
+    final = Path(builder.data_dir)
+    for left in final.parent.glob(f"incomplete.*_{final.name}"):  # by a killed process; the lock excludes running ones
+        shutil.rmtree(left)
     download = tfds.download.DownloadConfig(manual_dir=Path(archives).expanduser() if archives else None)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # standard output is for results
-            builder.download_and_prepare(
-                file_format="array_record", download_dir=directory / "downloads", download_config=download
-            )
+            builder.download_and_prepare(file_format="array_record", download_dir=downloads, download_config=download)
     except Exception as error:  # of the network, of the dataset's own code, of a missing archive
         reason = on_one_line(error)[:200]
         raise InputError(f"data.corpus={PREFIX}{name}: TFDS could not prepare it ({reason})") from error
-    return builder
 
 
 def _check_name(name: str) -> None:

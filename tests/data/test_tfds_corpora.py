@@ -1,6 +1,8 @@
 """Any translation corpus of TensorFlow Datasets, by a builder of the test's own; TensorFlow is never imported."""
 
+import concurrent.futures
 import sys
+import time
 
 import pytest
 import tensorflow_datasets as tfds
@@ -87,6 +89,28 @@ class ToyUnreachable(ToyNumbers):
 def test_a_corpus_that_cannot_be_downloaded_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match=r"TFDS could not prepare it \(host unreachable\)"):
         read(tmp_path, corpus="tfds:toy_unreachable/de-en")
+
+
+class ToySlow(ToyNumbers):
+    """Counts how often it is prepared, which takes a while."""
+
+    prepared = 0
+
+    def _split_generators(self, dl_manager):
+        ToySlow.prepared += 1
+        time.sleep(0.5)
+        return super()._split_generators(dl_manager)
+
+
+def test_two_preparations_at_once_prepare_a_corpus_once_and_remove_what_a_killed_one_left(tmp_path):
+    left = tmp_path / tfds_corpora.FOLDER / "toy_slow" / "de-en" / "incomplete.ABCDEF_1.0.0"
+    left.mkdir(parents=True)
+    (left / "part").touch()
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(read, tmp_path, "tfds:toy_slow/de-en") for _ in range(2)]
+    for corpus in [future.result() for future in both]:
+        assert sorted(corpus.splits["test"]()) == sorted(toy_corpus.pairs(20, 2))
+    assert ToySlow.prepared == 1 and [path.name for path in left.parent.iterdir()] == ["1.0.0"]
 
 
 def test_it_is_prepared_and_trained_on(tmp_path):
