@@ -15,6 +15,7 @@ from t2t_jax.files import folder_lock, sha256
 
 PREFIX = "tfds:"  # of `data.corpus`
 FOLDER = "tensorflow_datasets"  # below `data.directory`, with what TFDS prepares
+_OURS = {"de-en": "wmt14_ende", "fr-en": "wmt14_enfr"}
 _READ_AHEAD = 1000  # pairs
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # our name → that of most corpora
 
@@ -77,6 +78,8 @@ def _check_name(name: str) -> None:
             f"data.corpus={PREFIX}{name}: {dataset} has no configuration {config!r}{_nearest(config, configs)}; it has "
             f"{listed}{', …' * (len(configs) > 10)}"
         )
+    if dataset == "wmt14_translate" and config in _OURS:  # whose shards wmt14.py keeps in TFDS's own folder
+        raise InputError(f"data.corpus={PREFIX}{name}: choose {_OURS[config]}, the same text in the order of its files")
 
 
 def _nearest(name: str, known: list[str]) -> str:

@@ -38,9 +38,15 @@ class ToyNumbers(tfds.core.GeneratorBasedBuilder):
 
 
 def test_the_corpora_of_tfds_itself_are_known():
-    tfds_corpora._check_name("wmt14_translate/fr-en")
+    tfds_corpora._check_name("wmt14_translate/cs-en")
     with pytest.raises(InputError, match="wmt16_translate has no configuration 'de-em'; did you mean 'de-en'"):
         tfds_corpora._check_name("wmt16_translate/de-em")
+
+
+@pytest.mark.parametrize(("name", "ours"), [("de-en", "wmt14_ende"), ("fr-en:1.0.0", "wmt14_enfr")])
+def test_what_is_kept_where_our_own_corpus_is_is_refused(name, ours):
+    with pytest.raises(InputError, match=f"tfds:wmt14_translate/{name}: choose {ours}, the same text in the order of"):
+        tfds_corpora._check_name(f"wmt14_translate/{name}")
 
 
 def read(directory, corpus="tfds:toy_numbers/de-en", languages=("en", "de"), **prefixes):
