@@ -72,15 +72,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "t2t_jax"
 
 
+def expanded(field: str, path: str | Path) -> Path:
+    """The path given as `field` with the home folder in place of ~ or ~user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # no such user
+        raise InputError(f"{field}: {shown(str(path))}: no home directory is known for it; write ~/ or ./") from None
+
+
 def existing_file(field: str, path: str | Path, wanted: str = "") -> Path:
     """The path of a regular file that must exist; the error names `field` and says what is `wanted`."""
+    full = expanded(field, path)
     try:
-        full = Path(path).expanduser()
         if full.is_file():
             return full
         problem = "not a regular file:" if full.exists() else "no file"
-    except (OSError, RuntimeError) as error:  # a name that is too long; ~user for an unknown user
-        raise InputError(f"{field}: {shown(str(path))}: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:  # a name that is too long
+        raise InputError(f"{field}: {shown(str(path))}: {error.strerror}") from None
     raise InputError(f"{field}: {problem} {full}{wanted and '; ' + wanted}")
 
 
@@ -200,7 +208,7 @@ def storage_errors(failed: str) -> Iterator[None]:
 
 def check_output(field: str, path: str | Path) -> Path:
     """The path of a file to be written later; raises InputError now where writing would fail then."""
-    path = Path(path).expanduser()
+    path = expanded(field, path)
     if path.is_dir():
         raise InputError(f"{field}={path}: is a folder; give the path of a file")
     if not path.parent.is_dir():

@@ -105,3 +105,9 @@ def test_a_folder_whose_holder_removes_it_is_locked_by_one_process_at_a_time(tmp
 def test_a_folder_that_the_file_system_refuses_is_not_waited_for():
     with pytest.raises(FileNotFoundError), folder_lock(Path("/proc/none/folder")):
         pass
+
+
+@pytest.mark.parametrize("path_of", [files.expanded, files.existing_file, files.check_output])
+def test_a_path_in_the_home_folder_of_nobody_is_refused_by_field(path_of):
+    with pytest.raises(InputError, match="^--output: '~nobody_at_all/x': no home directory is known for it; write ~/"):
+        path_of("--output", "~nobody_at_all/x")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.files import folder_lock, sha256
+from t2t_jax.files import expanded, folder_lock, sha256
 from t2t_jax.progress_bar import progress_bar
 
 
@@ -15,7 +15,7 @@ def download_folders(downloads: Path, archives: str) -> list[Path]:
     """Where to look for downloads: `archives`, the user's own folder if it is not "", then `downloads`."""
     if not archives:
         return [downloads]
-    folder = Path(archives).expanduser()
+    folder = expanded("data.archives", archives)
     if not folder.is_dir():
         raise InputError(
             f"data.archives={archives}: no such folder; name the one that has the archives, or leave it empty"

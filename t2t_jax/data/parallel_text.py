@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from t2t_jax.data.plain_text import lone_surrogate
 from t2t_jax.errors import InputError, shown
-from t2t_jax.files import COMPRESSIONS, compression, existing_file, unpacked, unpacked_lines
+from t2t_jax.files import COMPRESSIONS, compression, existing_file, expanded, unpacked, unpacked_lines
 
 
 class ParallelText(NamedTuple):
@@ -52,7 +52,7 @@ def check_languages_differ(name: str, languages: tuple[str, str]) -> None:
 
 def _sides(name: str, prefix: str, languages: tuple[str, str]) -> tuple[Path, Path]:
     """The files of both sides, which have equally many lines."""
-    plain = [Path(f"{prefix}.{language}").expanduser() for language in languages]
+    plain = [expanded(name, f"{prefix}.{language}") for language in languages]
     sides = tuple(_side(name, path, plain) for path in plain)
     source, target = map(_count_lines, sides)
     if source != target:

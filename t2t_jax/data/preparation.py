@@ -37,7 +37,7 @@ from t2t_jax.data.task import (
 from t2t_jax.data.token_store import SIDES, TokenStore
 from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, train_symbols, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
-from t2t_jax.files import cache_folder, folder_lock, is_url, read_object, sha256, write_bytes, write_object
+from t2t_jax.files import cache_folder, expanded, folder_lock, is_url, read_object, sha256, write_bytes, write_object
 from t2t_jax.object_store import mirrored
 
 _FORMAT = 3  # version of stores; incremented when the same corpus and settings give other bytes
@@ -130,7 +130,7 @@ class StoreSettings:
             raise InputError(f"data.{missing[0]} is not in the config: the run has no data of its own; name your files")
         fields = {name: data[name] for name in names}
         for name in ("vocabulary", "source_vocabulary"):
-            fields[name] = str(Path(data[name]).expanduser()) if data[name] else ""
+            fields[name] = str(expanded(f"data.{name}", data[name])) if data[name] else ""
         return cls(**fields | {"cleaning": cleaning.Rules(**dict(data["cleaning"]))})
 
 
@@ -170,7 +170,7 @@ def _check_jobs_know(task: str, corpus: str) -> None:
 
 def local_directory(directory: str) -> Path:
     """The folder that `data.directory` names: for a URL, the one that keeps copies of what is there, and downloads."""
-    return cache_folder() / "data" if is_url(directory) else Path(directory).expanduser()
+    return cache_folder() / "data" if is_url(directory) else expanded("data.directory", directory)
 
 
 def _corpus_of(data: Mapping[str, Any]) -> Corpus:

@@ -11,7 +11,7 @@ from typing import Any
 
 from t2t_jax.data.parallel_text import check_languages_differ
 from t2t_jax.errors import InputError, on_one_line
-from t2t_jax.files import folder_lock, sha256
+from t2t_jax.files import expanded, folder_lock, sha256
 
 PREFIX = "tfds:"  # of `data.corpus`
 FOLDER = "tensorflow_datasets"  # below `data.directory`, with what TFDS prepares
@@ -52,7 +52,7 @@ def _prepare(builder: Any, name: str, downloads: Path, archives: str) -> None:
     final = Path(builder.data_dir)
     for left in final.parent.glob(f"incomplete.*_{final.name}"):  # by a killed process; the lock excludes running ones
         shutil.rmtree(left)
-    download = tfds.download.DownloadConfig(manual_dir=Path(archives).expanduser() if archives else None)
+    download = tfds.download.DownloadConfig(manual_dir=expanded("data.archives", archives) if archives else None)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # standard output is for results
             builder.download_and_prepare(file_format="array_record", download_dir=downloads, download_config=download)

@@ -16,7 +16,7 @@ from pathlib import Path
 from t2t_jax.data.corpora import Corpus, CorpusReader, Pair, refuse_unread, test_sets
 from t2t_jax.data.trees import bracketed, read_trees, words
 from t2t_jax.errors import InputError
-from t2t_jax.files import existing_file, sha256, unpacked_lines
+from t2t_jax.files import existing_file, expanded, sha256, unpacked_lines
 
 _WSJ = "wsj"  # stands for the gold training sections in `data.train`
 _SECTIONS = {"train": [f"{number:02}" for number in range(2, 22)], "dev": ["22"], "test": ["23"]}
@@ -158,7 +158,7 @@ def _sections_folder(archives: str) -> Path:
     like = "the folder of the Penn Treebank that holds the sections 00 to 24, such as …/parsed/mrg/wsj"
     if not archives:
         raise InputError(f"data.archives is empty; name {like}")
-    root = Path(archives).expanduser()
+    root = expanded("data.archives", archives)
     if not root.is_dir():
         raise InputError(f"data.archives={archives}: no such folder; name {like}")
     for layout in _LAYOUTS:

@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from t2t_jax.data import corpora, multi30k, parallel_text
 from t2t_jax.data.corpora import one_line, read_corpus
 from t2t_jax.data.downloads import downloaded
+from t2t_jax.data.preparation import open_store
 from t2t_jax.data.treebanks import TREEBANKS
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.files import zstd
 from tests.data import toy_corpus
+from tests.runs import tiny_config
 from tests.test_resume import write_config
 
 
@@ -70,6 +72,25 @@ def test_missing_files_and_prefixes_are_refused_by_field(tmp_path):
         read_files(prefixes, tmp_path)
     with pytest.raises(InputError, match=r"data.test is empty; set it to the PREFIX"):
         read_files(toy_corpus.write_splits(tmp_path) | {"test": ""}, tmp_path)
+
+
+UNKNOWN_HOME = "'~nobody_at_all/x.*': no home directory is known for it; write ~/ or ./"
+
+
+def test_the_home_folder_of_nobody_is_refused_by_field(tmp_path):
+    """~train/x is a slip for ~/train/x, which no shell expands after an equals sign."""
+    name = "~nobody_at_all/x"
+    for train in (name, f"{name}.tsv"):
+        with pytest.raises(InputError, match=f"^data.train.*: {UNKNOWN_HOME}"):
+            read_files(toy_corpus.write_splits(tmp_path) | {"train": train}, tmp_path)
+    for corpus, readers in (("multi30k_ende", None), ("penn_treebank", TREEBANKS)):
+        with pytest.raises(InputError, match=f"^data.archives: {UNKNOWN_HOME}"):
+            read_corpus(corpus, "en", "de", dict.fromkeys(corpora.SPLITS, ""), tmp_path, name, readers)
+    for field in ("directory", "vocabulary"):
+        data = tiny_config(tmp_path).data
+        data[field] = name
+        with pytest.raises(InputError, match=f"^data.{field}: {UNKNOWN_HOME}"):
+            open_store(data)
 
 
 @pytest.mark.parametrize(
