@@ -101,22 +101,26 @@ def _columns(line: str, languages: tuple[str, str], where: str) -> tuple[str, st
 
 
 def _json_object(line: str, languages: tuple[str, str], where: str) -> tuple[str, str]:
-    example = json.dumps({"translation": dict.fromkeys(languages, "…")}, ensure_ascii=False)
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise InputError(f"{where}: not JSON; each line must be like {example}") from None
+        raise InputError(f"{where}: not JSON; {_like(languages)}") from None
     value = value.get("translation", value) if isinstance(value, dict) else None
     sides = [value.get(language) if isinstance(value, dict) else None for language in languages]
     for language, text in zip(languages, sides, strict=True):
         if not isinstance(text, str):
-            raise InputError(f"{where}: {language} is {shown(text)}; each line must be like {example}")
+            raise InputError(f"{where}: {language} is {shown(text)}; {_like(languages)}")
         if (at := lone_surrogate(text)) is not None:  # JSON allows it: the text was cut between two UTF-16 units
             raise InputError(
                 f"{where}: {text[at]!a} at character {at + 1} of {language} is a lone surrogate, half a character; "
                 "remove it, or restore the other half"
             )
     return tuple(sides)
+
+
+def _like(languages: tuple[str, str]) -> str:
+    example = json.dumps({"translation": dict.fromkeys(languages, "…")}, ensure_ascii=False)
+    return f"each line must be like {example}"
 
 
 _PARSERS = {".tsv": _columns, ".jsonl": _json_object}
