@@ -183,9 +183,7 @@ def _corpus_of(data: Mapping[str, Any]) -> Corpus:
 def _write_share(data: Mapping[str, Any], work: Path, index: int, count: int) -> None:
     """Writes every shard whose number is `index` modulo `count`, in a job."""
     corpus, settings = _corpus_of(data), StoreSettings.of(data)
-    write_shards(
-        _training_texts(corpus, settings), _encoding(corpus, settings, work, _held_out(corpus)), work, (index, count)
-    )
+    write_shards(_training_texts(corpus, settings), _encoding(corpus, settings, work), work, (index, count))
 
 
 def prepare(
@@ -272,16 +270,17 @@ def _training_texts(corpus: Corpus, settings: StoreSettings) -> Iterator[Iterato
         yield itertools.chain.from_iterable(read() for read in itertools.repeat(pairs, settings.segmentations))
 
 
-def _encoding(corpus: Corpus, settings: StoreSettings, work: Path, held_out: Mapping[str, list[Pair]]) -> Encoding:
+def _encoding(corpus: Corpus, settings: StoreSettings, work: Path) -> Encoding:
     """How the pairs become ids, with the vocabularies in `work`."""
     task = TASKS[settings.task]
+    held_out = _held_out(corpus).values() if settings.cleaning.drop_test_leaks else ()
     return Encoding(
         work / _VOCABULARIES,
         task.preprocess_source,
         task.preprocess_target,
         settings.cleaning,
         corpus.languages,
-        cleaning.leak_index(itertools.chain(*held_out.values())),
+        cleaning.leak_index(itertools.chain(*held_out)),
         settings.max_length,
         settings.bpe_dropout if settings.segmentations > 1 else None,
     )
@@ -302,7 +301,7 @@ def _write(
     }
     if write_by_jobs:
         write_by_jobs(work)
-    shards = write_shards(_training_texts(corpus, settings), _encoding(corpus, settings, work, held_out), work)
+    shards = write_shards(_training_texts(corpus, settings), _encoding(corpus, settings, work), work)
     dtype = np.dtype("<u2" if max(map(len, vocabularies)) <= 1 << 16 else "<u4")
     report = join_shards(shards, vocabularies, dtype, store)
     if not report.kept:

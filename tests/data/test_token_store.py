@@ -279,6 +279,14 @@ def watched(jobs, seen):
         yield job
 
 
+def test_shards_know_the_held_out_text_only_if_leaks_are_dropped(corpus, tmp_path):
+    """Else each job of Slurm would read it, and each worker process get it with each shard, for nothing."""
+    leaks = dataclasses.replace(SETTINGS, cleaning=Rules(drop_test_leaks=True))
+    assert preparation._encoding(corpus, leaks, tmp_path).held_out
+    unread = dataclasses.replace(corpus, splits={"dev": lambda: pytest.fail("the dev set was read")})
+    assert not preparation._encoding(unread, SETTINGS, tmp_path).held_out
+
+
 def test_reservoir_sampling_draws_uniformly_and_reproducibly():
     numbers = lambda count: iter([(str(n), "") for n in range(count)])
     assert list(draw(numbers(50), 0)) == list(numbers(50)) == list(draw(numbers(50), 60))
