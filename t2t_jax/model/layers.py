@@ -241,4 +241,5 @@ class Dropout(nn.Module):
         if rows is None or self.rate == 0:
             return x
         keep = keep_mask(self.make_rng("dropout"), 1 - self.rate, x.shape, rows)
-        return jnp.where(keep, x * jnp.asarray(1 / (1 - self.rate), x.dtype), jnp.zeros_like(x))
+        scaled = x.astype(jnp.float32) * (1 / (1 - self.rate))  # in bfloat16, 1/0.9 would be 1.109
+        return jnp.where(keep, scaled, 0).astype(x.dtype)

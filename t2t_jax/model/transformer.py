@@ -60,11 +60,12 @@ class Transformer(nn.Module):
         self.encoder_norm, self.decoder_norm = final_norm(), final_norm()
 
     def _embed_source(self, inputs, segments):
-        positions = self.source_positions(jnp.arange(inputs.shape[1])).astype(self.dtype)
-        return self.source_embedding(inputs) + _restart_at_segments(positions, segments)
+        positions = self.source_positions(jnp.arange(inputs.shape[1]))
+        return self.source_embedding(inputs) + self._of_rows(positions, inputs, segments)
 
-    def _target_positions(self, positions):
-        return self.target_positions(positions).astype(self.dtype)
+    def _of_rows(self, positions, ids, segments):
+        """Position encodings for each row; only these are cast, so that the gradient of a table adds up in float32."""
+        return _restart_at_segments(positions, ids, segments).astype(self.dtype)
 
     def _with_bias(self, logits: Float[Array, "B T vocab"]) -> Float[Array, "B T vocab"]:
         return logits + self.logits_bias[None, None] if self.config.logits_bias else logits
@@ -108,8 +109,8 @@ class Transformer(nn.Module):
             shifted = jnp.where(_is_segment_start(target_segments), 0, shifted)
             self_mask = segment_mask(target_segments, target_segments)
             source_mask = segment_mask(target_segments, input_segments)
-        positions = self._target_positions(jnp.arange(targets.shape[1]))
-        y = self.target_embedding(shifted) + _restart_at_segments(positions, target_segments)
+        positions = self.target_positions(jnp.arange(targets.shape[1]))
+        y = self.target_embedding(shifted) + self._of_rows(positions, targets, target_segments)
         y = self.target_dropout(y, rows)
         for layer in self.decoder_layers:
             y = self._apply_layer(layer, y, encoded, self_mask, source_mask, rows)
@@ -190,7 +191,7 @@ class Transformer(nn.Module):
         """
         cache = kv_cache.claim_slot(cache)
         self_mask = ancestor_mask(cache.ancestors, cache.slot, self.config.attention_window)
-        y = self.target_embedding(tokens) + self._target_positions(positions)[:, None]
+        y = self.target_embedding(tokens) + self.target_positions(positions).astype(self.dtype)[:, None]
         layers = []
         for layer, layer_cache, source in zip(self.decoder_layers, cache.layers, cache.source.layers, strict=True):
             y, layer_cache = layer.step(y, layer_cache, source, cache.slot, self_mask, cache.source.mask)
@@ -212,10 +213,12 @@ def _is_segment_start(segments: Int[Array, "B T"]) -> Bool[Array, "B T"]:
     return segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
 
 
-def _restart_at_segments(vectors: Float[Array, "T D"], segments: Int[Array, "B T"] | None) -> Float[Array, "#B T D"]:
-    """The vectors of positions 0, 1, …, counted from the start of each segment."""
+def _restart_at_segments(
+    vectors: Float[Array, "T D"], ids: Int[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Float[Array, "B T D"]:
+    """The vectors of positions 0, 1, …, counted from the start of each segment, for each row of `ids`."""
     if segments is None:
-        return vectors[None]
+        return jnp.broadcast_to(vectors, (len(ids), *vectors.shape))
     positions = jnp.arange(len(vectors))[None]
     starts = jax.lax.cummax(jnp.where(_is_segment_start(segments), positions, 0), axis=1)
     return vectors[positions - starts]

@@ -1,5 +1,6 @@
 """Sequence packing: several sentence pairs in one row give the same results as one pair per row."""
 
+import dataclasses
 import functools
 
 import jax
@@ -64,6 +65,17 @@ def test_a_packed_batch_has_the_loss_and_gradient_of_its_pairs(changes):
     assert tokens == found_tokens == sum(target for _, target in LENGTHS)
     for a, b in zip(jax.tree.leaves(found_gradient), jax.tree.leaves(gradient), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize(("rows", "length", "packed"), [(2, 512, True), (1024, 1, False)], ids=["packed", "a row each"])
+def test_the_gradient_of_learned_positions_adds_up_in_float32(rows, length, packed):
+    """1,024 sentences have a position 0: in bfloat16, ones would add up to 256."""
+    model = dataclasses.replace(tiny.model(positions="learned"), dtype=jnp.bfloat16)
+    params = tiny.variables(model)["params"]
+    ids, segments = jnp.ones((rows, length), int), jnp.tile(jnp.arange(1, length + 1), (rows, 1)) if packed else None
+    embed = lambda module: module._embed_source(ids, segments)
+    gradient = jax.grad(lambda params: model.apply({"params": params}, method=embed).astype(jnp.float32).sum())(params)
+    np.testing.assert_array_equal(gradient["source_positions"]["table"][0], 1024)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
