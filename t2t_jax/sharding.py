@@ -158,6 +158,8 @@ def joined_processes(
                 coordinator,
                 num_processes,
                 process_id,
+                # All devices that this process may see: by default, Slurm's local rank would choose one.
+                local_device_ids=None if "JAX_LOCAL_DEVICE_IDS" in os.environ else [],
                 initialization_timeout=_JOIN_SECONDS + 60,
                 heartbeat_timeout_seconds=int(2 * timeout_seconds) + 10,
             )
@@ -182,12 +184,14 @@ def _check_processes(coordinator: str, num_processes: int, process_id: int) -> N
         raise InputError(f"--coordinator={coordinator}: must be HOST:PORT of process 0, as in 10.0.0.1:1234")
     # JAX would abort in C++ on these.
     try:
-        socket.getaddrinfo(host, int(port))
+        socket.getaddrinfo(host.strip("[]"), int(port))
     except OSError as error:
         raise InputError(f"--coordinator={coordinator}: no host {host} ({error.strerror})") from None
     if process_id == 0:
         try:
-            socket.create_server(("", int(port))).close()
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            socket.create_server(("", int(port)), family=family, dualstack_ipv6=both).close()
         except OSError as error:
             reason = os.strerror(error.errno)
             raise InputError(f"--coordinator={coordinator}: port {port}: {reason}; give a free one") from None

@@ -159,11 +159,30 @@ def test_a_coordinator_that_jax_would_abort_on_is_refused_in_one_line():
         taken.listen()
         port = taken.getsockname()[1]
         for coordinator, message in (
+            (f"[::1]:{port}", f"port {port}: Address already in use; give a free one"),
             (f"127.0.0.1:{port}", f"port {port}: Address already in use; give a free one"),
             (f"nosuchhost.invalid:{port}", "no host nosuchhost.invalid"),
         ):
             with pytest.raises(InputError, match=message), sharding.joined_processes(coordinator, 2, 0, 60):
                 pass
+
+
+@pytest.mark.parametrize(("variable", "expected"), [(None, []), ("0,1", None)])
+def test_a_process_has_all_devices_that_it_sees_unless_the_environment_chooses(monkeypatch, variable, expected):
+    """Given None, JAX would take that of Slurm's local rank alone."""
+    seen = []
+
+    def initialize(*arguments, local_device_ids, **options):
+        seen.append(local_device_ids)
+        raise ValueError("no cluster")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.delenv("JAX_LOCAL_DEVICE_IDS", raising=False)
+    if variable:
+        monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", variable)
+    with pytest.raises(InputError, match="no cluster"), sharding.joined_processes(None, None, None, 60):
+        pass
+    assert seen == [expected]
 
 
 @pytest.mark.slow
