@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import re
 import subprocess
 import sys
@@ -188,10 +189,12 @@ def test_the_fewest_microbatches_that_fit_the_memory_are_chosen(one):
 class Compiled:
     """A compiled step that needs a GiB for each row of a microbatch."""
 
-    def __init__(self, rows):
-        self.rows = rows
+    def __init__(self, rows, most=math.inf):
+        self.rows, self.most = rows, most
 
     def compile(self, compiler_options=None):
+        if self.rows > self.most:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm.")
         return self
 
     def memory_analysis(self):
@@ -206,6 +209,17 @@ def test_automatic_microbatches_go_down_to_one_row():
     assert engine._fit(lower, [batch], mesh, Machine(0, 3.0, "jit"))[0] == 2
     with pytest.raises(InputError, match=r"data.tokens_per_batch: with 8 microbatches, .* machine.remat"):
         engine._fit(lower, [batch], mesh, Machine(0, 0.5, "jit"))
+
+
+def test_a_compiler_that_runs_out_of_memory_is_asked_for_more_microbatches():
+    """That of TPUs refuses such a step."""
+    mesh, batch = sharding.make_mesh(jax.devices()[:1]), empty_batch(Bucket(4, 4, rows=5))
+    lower = lambda most: lambda batch, microbatches: Compiled(-(-5 // microbatches), most)
+    assert engine._fit(lower(2), [batch], mesh, Machine(0, 0.0, "jit"))[0] == 4
+    with pytest.raises(InputError, match="with 8 microbatches, a step needs more than the memory of a device; lower"):
+        engine._fit(lower(0), [batch], mesh, Machine(0, 0.0, "jit"))
+    with pytest.raises(ZeroDivisionError):
+        engine._fit(lambda *_: types.SimpleNamespace(compile=lambda **_: 1 / 0), [batch], mesh, Machine(0, 0.0, "jit"))
 
 
 def test_more_microbatches_than_rows_are_refused_before_anything_is_compiled():
@@ -291,8 +305,8 @@ def test_memory_is_that_of_the_smallest_device_of_all_processes(monkeypatch):
     """Else processes would choose different microbatches, and wait for each other for ever."""
     device = lambda limit: types.SimpleNamespace(memory_stats=lambda: {"bytes_limit": limit})
     monkeypatch.setattr(sharding, "gather", lambda mine: [5, mine, 7])
-    assert engine._memory_of(types.SimpleNamespace(local_devices=[device(6), device(4)])) == 4
-    assert engine._memory_of(types.SimpleNamespace(local_devices=[device(6)])) == 5
+    assert engine._memory_of(types.SimpleNamespace(local_devices=[device(6), device(4)])) == 0.95 * 4
+    assert engine._memory_of(types.SimpleNamespace(local_devices=[device(6)])) == 0.95 * 5
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ TakeStep = Callable[[TrainState, dict[str, np.ndarray]], tuple[TrainState, Metri
 _GIB = 2**30
 # On GPU, XLA would join the products for q, k and v into one and then copy its parts: more bytes than the join saves.
 _COMPILER_OPTIONS = {"gpu": {"xla_disable_hlo_passes": "dot-merger"}}
+_USABLE = 0.95  # of what a device reports: temporaries lie in one piece between all other arrays
 
 
 class Machine(NamedTuple):
@@ -93,19 +94,21 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
     memory, so that for the next number of microbatches they are sorted by what they needed.
     """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
+    fits = lambda compiled: all(step is not None and bytes_of(step) <= limit for step in compiled.values())
     rows = _most_rows([len(batch["inputs"]) for batch in batches], mesh)
     choices = [machine.microbatches] if machine.microbatches else [2**n for n in range((rows - 1).bit_length() + 1)]
     for microbatches in choices:
         compiled = _compile(lower, batches[:1], microbatches, mesh)
-        if bytes_of(compiled[_shape(batches[0])]) <= limit:
+        if fits(compiled):
             compiled |= _compile(lower, batches[1:], microbatches, mesh)
-        needs = {shape: bytes_of(step) for shape, step in compiled.items()}
-        if max(needs.values()) <= limit:
+        if fits(compiled):
             return microbatches, compiled
+        needs = {shape: math.inf if step is None else bytes_of(step) for shape, step in compiled.items()}
         batches = sorted(batches, key=lambda batch: needs.get(_shape(batch), 0), reverse=True)
+    need = max(needs.values())
+    needed = f"{_size(need)}, more than the {_size(limit)}" if need < math.inf else "more than the memory"
     raise InputError(
-        f"data.tokens_per_batch: with {microbatches} microbatches, a step needs {_size(max(needs.values()))}, "
-        f"more than the {_size(limit)} of a device; {_REMEDIES}"
+        f"data.tokens_per_batch: with {microbatches} microbatches, a step needs {needed} of a device; {_REMEDIES}"
     )
 
 
@@ -115,30 +118,44 @@ def _most_rows(rows: Sequence[int], mesh: Mesh) -> int:
 
 
 def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int, mesh: Mesh) -> dict[Shape, Any]:
-    """The step compiled for each batch, several at a time."""
+    """The step compiled for each batch, several at a time; None where the compiler runs out of device memory."""
     lowered = {_shape(batch): lower(batch, microbatches) for batch in batches}
-    compile_step = lambda step: step.compile(compiler_options=compiler_options(mesh))
+
+    def compile_step(step):
+        try:
+            return step.compile(compiler_options=compiler_options(mesh))
+        except Exception as error:  # on a TPU
+            if errors.memory_reason(error) is None:
+                raise
+            return None
+
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         return dict(zip(lowered, pool.map(compile_step, lowered.values()), strict=True))
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str]:
+def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """XLA's options for the training step on these devices."""
-    return _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
+    platform = mesh.devices.flat[0].platform
+    options = _COMPILER_OPTIONS.get(platform, {})
+    if platform == "gpu" and mesh.shape[sharding.MODEL] > 1:
+        # Devices that compute the same gradient of a replicated table would add its rows in different orders.
+        options = options | {"xla_gpu_deterministic_ops": True}
+    return options
 
 
 _REMEDIES = (
-    "lower data.tokens_per_batch, leave train.accumulate at 0, or set machine.remat or machine.shard_state to True"
+    "lower data.tokens_per_batch, leave train.accumulate at 0 (with a lower machine.memory_gib, if a step fails that "
+    "was to fit), or set machine.remat or machine.shard_state to True"
 )
 
 
 def _memory_of(mesh: Mesh) -> float:
-    """Bytes that every device may use; infinite for CPUs, for which JAX does not report it.
+    """Bytes that a step may need on every device; infinite for CPUs, for which JAX does not report it.
 
     It is that of the smallest device of all processes, so that all of them compile the same program.
     """
     local = [(device.memory_stats() or {}).get("bytes_limit", math.inf) for device in mesh.local_devices]
-    return min(sharding.gather(min(local)))
+    return _USABLE * min(sharding.gather(min(local)))
 
 
 def bytes_of(compiled: Any) -> int:

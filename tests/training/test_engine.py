@@ -2,10 +2,11 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from t2t_jax import sharding
-from t2t_jax.training.engine import Engine, describe
+from t2t_jax.training.engine import Engine, compiler_options, describe
 
 
 @pytest.mark.parametrize(
@@ -19,3 +20,11 @@ def test_the_line_about_the_devices_has_sizes_that_can_be_read(shapes, mib, expe
     mesh, state = sharding.make_mesh(jax.devices()[:1]), {"w": jnp.zeros(2**16)}
     model = SimpleNamespace(fused_attention=False, dtype=jnp.dtype("float32"))
     assert describe(Engine(None, 1, mib * 2**20, 0.0), shapes, state, mesh, model).endswith(expected)
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("gpu", [False, True]), ("tpu", [False, False])])
+def test_replicas_of_a_gradient_that_gpus_compute_are_equal(platform, expected):
+    """A scatter-add by atomic operations adds in any order, and copies that differ would count as damaged."""
+    devices = np.array([SimpleNamespace(platform=platform)])
+    meshes = [SimpleNamespace(devices=devices, shape={sharding.MODEL: size}) for size in (1, 2)]
+    assert [compiler_options(mesh).get("xla_gpu_deterministic_ops", False) for mesh in meshes] == expected
