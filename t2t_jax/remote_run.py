@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from absl import logging
 
-from t2t_jax.errors import InterruptedRun
+from t2t_jax.errors import DamagedError, InputError, InterruptedRun
 from t2t_jax.files import is_url
 from t2t_jax.object_store import RemoteFolder, Select, everything, local_copy
 
@@ -54,6 +54,10 @@ def local_run(path: str, select: Select = everything, *, trains: bool = False) -
             yield str(folder), publish
         except InterruptedRun:  # which promises that the run is saved
             remote.upload(exclusive)
+            raise
+        except DamagedError:  # such as a loss that is no number: its log says why
+            with contextlib.suppress(InputError):
+                publish()
             raise
         remote.upload(exclusive)
 

@@ -12,7 +12,7 @@ import pytest
 import t2t_jax
 from t2t_jax import object_store
 from t2t_jax.data.preparation import open_store
-from t2t_jax.errors import InputError, InterruptedRun
+from t2t_jax.errors import DamagedError, InputError, InterruptedRun
 from t2t_jax.remote_run import local_run
 from t2t_jax.training.loop import train
 from tests.runs import tiny_config
@@ -169,6 +169,13 @@ def test_an_error_of_the_server_ends_the_run_in_one_line_and_it_resumes(server, 
     train(config, RUN)
     train(config, str(tmp_path / "whole"))
     assert_same_run(fetched(tmp_path / "copy"), tmp_path / "whole", 6)
+
+
+def test_a_run_whose_loss_is_no_number_leaves_its_log_in_the_bucket(server):
+    with pytest.raises(DamagedError, match="nan"), local_run(RUN, trains=True) as (copy, _):
+        Path(copy, "metrics.jsonl").write_text("its steps on the way there\n")
+        raise DamagedError("step 7: the loss is nan")
+    assert stored() == {"metrics.jsonl"}
 
 
 @pytest.mark.parametrize("mode", ["train", "translate"])

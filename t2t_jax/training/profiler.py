@@ -4,6 +4,7 @@ import jax
 
 from t2t_jax.errors import InputError
 from t2t_jax.run_folder import RunFolder
+from t2t_jax.temporary_folders import original_of
 from t2t_jax.training.progress import Progress
 
 
@@ -27,4 +28,5 @@ class Profiler:
         if step == self._last:
             progress.flush()  # the devices have completed it as well
             jax.profiler.stop_trace()
-            progress.say(f"steps {self._first} to {self._last} are traced in {self._run.path / 'profile'}")
+            folder = f"{original_of(self._run.path)}/profile"
+            progress.say(f"steps {self._first} to {self._last} are traced in {folder}")
