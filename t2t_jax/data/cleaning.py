@@ -152,6 +152,8 @@ def is_leaked(source: str, target: str, held_out: Collection[str]) -> bool:
 
 def letters(text: str) -> str:
     """The letters of a text, with the marks on them, in NFC and lower case, without digits, punctuation and spaces."""
+    if text.isascii():
+        return "".join(filter(str.isalpha, text)).lower()
     kept, is_kept = [], False
     for character in unicodedata.normalize("NFC", text):
         is_kept = character.isalpha() or (is_kept and unicodedata.category(character)[0] == "M")
