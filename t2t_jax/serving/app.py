@@ -32,6 +32,7 @@ from t2t_jax.serving.warm_up import sample_batches
 from t2t_jax.visualization import page as attention_page
 
 _TRANSLATE, _ATTENTION, _WARM_UP = "translate", "attention", "warm-up"
+_LONGEST_WAIT = 0.8  # of the time for an answer: the rest is for the batch at work and the request's own
 
 
 class Demo:
@@ -59,8 +60,12 @@ class Demo:
             "limits": dataclasses.asdict(limits),
         }
         self._searches = Searches(_search(self._defaults), limits)
-        most = {"batch_items": limits.batch_sentences, "waiting_items": limits.waiting_sentences}
-        self._batcher = Batcher(self._work, **most)
+        self._batcher = Batcher(
+            self._work,
+            batch_items=limits.batch_sentences,
+            waiting_items=limits.waiting_sentences,
+            longest_wait=_LONGEST_WAIT * limits.request_seconds,
+        )
         self._warm_up: list[Job] = []
         self._metrics = Metrics()
         # Of attention, by their secret names.

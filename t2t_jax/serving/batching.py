@@ -5,6 +5,7 @@ that can run with it: those with an equal key. So every job runs after a bounded
 ask for.
 """
 
+import collections
 import contextlib
 import math
 import threading
@@ -43,25 +44,38 @@ class Job:
 
 
 class Batcher:
-    """Runs jobs in a thread of its own, until it is closed."""
+    """Runs jobs in a thread of its own, until it is closed.
 
-    def __init__(self, work: Work, *, batch_items: int, waiting_items: int):
-        self._work, self._batch_items, self._most_waiting = work, batch_items, waiting_items
+    Refused are jobs beyond `waiting_items`, and those that would wait for longer than `longest_wait` seconds: were they
+    queued, all would wait for so long that their clients have left, and nobody would be answered.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        batch_items: int,
+        waiting_items: int,
+        longest_wait: float,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self._work, self._batch_items, self._clock = work, batch_items, clock
+        self._most_waiting, self._longest_wait = waiting_items, longest_wait
         self._waiting: list[Job] = []  # in order of arrival
         self._idle: list[Job] = []  # those that run while no others wait
         self._changed = threading.Condition()
         self._closed = False
         self._begun: float | None = None  # when the batch at work began, unless it is an idle job
-        self._batch_seconds = 0.0  # of the last batch
+        self._batch_seconds = 0.0  # of the last batch that was no idle job, as those compile
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Queues a job; `Full` if too many items wait, or if the batcher is closed."""
+        """Queues a job; `Full` if too many items wait or it would wait for too long, or if the batcher is closed."""
         with self._changed:
-            waiting = self.waiting()
-            if self._closed or waiting + len(job.items) > self._most_waiting:
-                raise Full(self._retry_after(waiting))
+            is_full = self.waiting() + len(job.items) > self._most_waiting or self._wait() > self._longest_wait
+            if self._closed or is_full:
+                raise Full(self.retry_after())
             self._waiting.append(job)
             self._changed.notify_all()
 
@@ -90,15 +104,19 @@ class Batcher:
     def batch_age(self) -> float:
         """Seconds since the batch at work began; 0 without one, and for a job of `submit_idle`."""
         begun = self._begun
-        return 0.0 if begun is None else time.monotonic() - begun
+        return 0.0 if begun is None else self._clock() - begun
 
     def retry_after(self) -> int:
-        """Seconds until the jobs that wait now will have run, as far as the last batch tells."""
-        return self._retry_after(self.waiting())
+        """Whole seconds until the jobs that wait now will have run, at least 1."""
+        return min(max(1, math.ceil(self._wait())), _LONGEST_WAIT)
 
-    def _retry_after(self, waiting: int) -> int:
-        seconds = math.ceil(waiting / self._batch_items) * self._batch_seconds
-        return min(max(1, math.ceil(seconds)), _LONGEST_WAIT)
+    def _wait(self) -> float:
+        """Seconds until the jobs that wait now will have run, as far as the last batch tells."""
+        counts: collections.Counter[Hashable] = collections.Counter()
+        with self._changed:
+            for job in self._waiting:
+                counts[job.key] += len(job.items)
+        return sum(math.ceil(count / self._batch_items) for count in counts.values()) * self._batch_seconds
 
     def close(self) -> None:
         """Gives up all jobs and waits for the thread."""
@@ -112,9 +130,9 @@ class Batcher:
 
     def _run(self) -> None:
         while batch := self._take():
-            begun = time.monotonic()
             self._finish(batch)
-            self._begun, self._batch_seconds = None, time.monotonic() - begun
+            if self._begun is not None:
+                self._begun, self._batch_seconds = None, self._clock() - self._begun
 
     def _take(self) -> list[Job]:
         """The next batch: the oldest job and, in order, those of its key; an empty list once closed."""
@@ -131,7 +149,7 @@ class Batcher:
                 batch.append(job)
                 count += len(job.items)
             self._waiting = [job for job in self._waiting if job not in batch]
-            self._begun = time.monotonic()
+            self._begun = self._clock()
             return batch
 
     def _finish(self, batch: list[Job]) -> None:

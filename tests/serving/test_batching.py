@@ -20,7 +20,7 @@ class Worker:
 
     def __init__(self, **options):
         self.batches, self.gate, self.begun = [], threading.Event(), threading.Event()
-        self.batcher = Batcher(self.work, **{"batch_items": 4, "waiting_items": 100} | options)
+        self.batcher = Batcher(self.work, **{"batch_items": 4, "waiting_items": 100, "longest_wait": SECONDS} | options)
 
     def work(self, key, items, check):
         self.batches.append((key, list(items)))
@@ -109,6 +109,29 @@ def test_more_than_the_queue_holds_is_refused_with_the_time_to_come_back():
     worker.batcher.close()
     with pytest.raises(Full):
         worker.submit("a", 1)
+
+
+def test_a_job_that_would_wait_for_too_long_is_refused():
+    now = [0.0]
+    worker = Worker(batch_items=2, longest_wait=20.0, clock=lambda: now[0])
+    idle = Job("idle", [1])
+    for seconds, job, submit in (
+        (10.0, Job("a", [1]), worker.batcher.submit),
+        (1000.0, idle, lambda job: worker.batcher.submit_idle([job])),  # which may compile: no measure
+    ):
+        submit(job)
+        assert worker.begun.wait(SECONDS)
+        now[0] += seconds
+        worker.gate.set()
+        assert job.future.result(SECONDS)
+        worker.gate.clear(), worker.begun.clear()
+    worker.busy()
+    for key in ("a", "b", "a", "a"):  # the last finds two batches ahead of it, of 10 s each
+        worker.submit(key, 1)
+    with pytest.raises(Full) as full:
+        worker.submit("b", 1)
+    assert full.value.retry_after == 30
+    worker.batcher.close()
 
 
 def test_closing_gives_up_what_waits_and_what_runs():
