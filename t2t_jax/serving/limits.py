@@ -17,7 +17,7 @@ class Limits:
 
     # Of all requests.
     connections: int = 512
-    waiting_sentences: int = 1024
+    waiting_sentences: int = 448  # with the batch at work fewer than connections: there is one for /health
     batch_sentences: int = 16  # translated together: as many rows as the decoder compiles for, so that none is empty
     attention_pages: int = 8  # kept in memory, the newest
 

@@ -1,14 +1,19 @@
 """Nothing that a client does brings the server down, and other web sites cannot use it through a browser."""
 
+import concurrent.futures
 import contextlib
 import http.client
 import json
 import socket
+import threading
 import time
 
 import pytest
 
 from tests.serving.conftest import served
+
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+from t2t_jax.serving.limits import Limits
 
 GOOD = {"source": "one two"}
 
@@ -81,6 +86,24 @@ def test_half_sent_requests_end_in_time_and_hold_up_nobody(translator):
             connection.close()
         assert answers[:2] == [b"", b""]
         assert answers[2].startswith(b"HTTP/1.1 408") and b"not complete after 1 s" in answers[2]
+
+
+def test_a_full_queue_leaves_room_for_monitoring(translator, monkeypatch):
+    gate, translate = threading.Event(), translator.translate
+    monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
+    limits = Limits()
+    assert limits.connections - limits.waiting_sentences - limits.batch_sentences == 48
+    counts = {"waiting_sentences": 3, "batch_sentences": 1, "connections": 6}
+    with served(translator, **counts) as client, concurrent.futures.ThreadPoolExecutor() as pool:
+        answers = [pool.submit(client.post, GOOD) for _ in range(4)]
+        for _ in range(3):
+            while json.loads(client.request("GET", "/health")[2])["waiting_sentences"] < 3:
+                time.sleep(0.01)
+            status, answer = client.post(GOOD)
+            assert status == 503 and "too many sentences are waiting" in answer["error"]
+        assert b't2t_refusals_total{reason="full"} 3\n' in client.request("GET", "/metrics")[2]
+        gate.set()
+        assert [answer.result()[0] for answer in answers] == [200] * 4
 
 
 def test_a_request_that_takes_too_long_is_given_up(translator):
