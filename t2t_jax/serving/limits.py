@@ -27,7 +27,8 @@ class Limits:
     search_seconds: float = 15.0
 
     # Of a connection.
-    head_seconds: float = 10.0  # for the first line and the headers of a request
+    head_seconds: float = 10.0  # for the first line and the headers of its first request
+    keep_alive_seconds: float = 75.0  # after an answer: longer than reverse proxies use a connection again (60 s)
     body_seconds: float = 10.0
     request_seconds: float = 60.0  # from the end of the body to the answer
     stop_seconds: float = 30.0  # for the requests in progress when the server is told to stop

@@ -86,7 +86,8 @@ def running(app: ASGIApp, listener: socket.socket, limits: Limits) -> Iterator[t
     config = uvicorn.Config(
         app, loop="asyncio", http=functools.partial(Connection, limits=limits), ws="none", lifespan="off",
         log_config=None, access_log=False, proxy_headers=False, server_header=False,
-        limit_concurrency=limits.connections, timeout_graceful_shutdown=limits.stop_seconds,
+        limit_concurrency=limits.connections, timeout_keep_alive=limits.keep_alive_seconds,
+        timeout_graceful_shutdown=limits.stop_seconds,
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)

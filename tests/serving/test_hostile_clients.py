@@ -88,6 +88,50 @@ def test_half_sent_requests_end_in_time_and_hold_up_nobody(translator):
         assert answers[2].startswith(b"HTTP/1.1 408") and b"not complete after 1 s" in answers[2]
 
 
+def connect(client, seconds=60):
+    return contextlib.closing(http.client.HTTPConnection("127.0.0.1", client.port, timeout=seconds))
+
+
+def get_info(connection):
+    """The status of the answer on this connection, which is kept."""
+    connection.request("GET", "/info")
+    answer = connection.getresponse()
+    answer.read()
+    assert connection.sock
+    return answer.status
+
+
+def test_a_connection_is_kept_after_an_answer_longer_than_a_first_request_may_take(translator):
+    with served(translator, head_seconds=0.3) as client, connect(client) as connection:
+        assert get_info(connection) == 200
+        time.sleep(0.8)
+        assert get_info(connection) == 200
+    with served(translator, keep_alive_seconds=0.3) as client, connect(client, seconds=4) as connection:
+        assert get_info(connection) == 200 and connection.sock.recv(1) == b""
+
+
+def test_an_answer_that_takes_longer_to_send_than_a_connection_is_kept_is_whole(translator):
+    with served(translator, head_seconds=0.2, keep_alive_seconds=0.2) as client:
+        client.demo._pages["large"] = "x" * (size := 30_000_000)  # more than the kernel buffers
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            connection.connect(("127.0.0.1", client.port))
+            connection.sendall(f"GET /attention/large HTTP/1.1\r\nHost: {client.host}\r\n\r\n".encode())
+            time.sleep(1)
+            received = 0
+            while chunk := connection.recv(1 << 20):
+                received += len(chunk)
+    assert received > size
+
+
+def test_a_new_connection_takes_the_place_of_the_one_that_was_kept_for_longest(translator):
+    with served(translator, connections=4) as client, contextlib.ExitStack() as stack:
+        kept = [stack.enter_context(connect(client)) for _ in range(6)]
+        assert [get_info(connection) for connection in kept] == [200] * 6
+        assert [connection.sock.recv(1) for connection in kept[:3]] == [b""] * 3
+        assert [get_info(connection) for connection in kept[3:]] == [200] * 3
+
+
 def test_a_full_queue_leaves_room_for_monitoring(translator, monkeypatch):
     gate, translate = threading.Event(), translator.translate
     monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
