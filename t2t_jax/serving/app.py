@@ -269,9 +269,9 @@ async def _full(request: Request, error: Full) -> Response:
 
 
 async def _gone(request: Request, error: ClientDisconnect) -> Response:
-    """Nobody reads this."""
+    """Nobody reads this; the status, nginx's, is for the metrics."""
     del request, error
-    return Response(status_code=400)
+    return Response(status_code=499)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -1,6 +1,7 @@
 """What monitoring reads: health and metrics; and the warm-up."""
 
 import json
+import socket
 import threading
 import time
 
@@ -68,6 +69,20 @@ def test_metrics_count_answers_by_status_and_sentences(translator):
     assert found["t2t_sentences_total"] == 2 and found["t2t_translation_seconds_total"] > 0
     assert [found[f't2t_requests_total{{status="{status}"}}'] for status in (400, 421)] == [1, 1]
     assert found['t2t_requests_total{status="200"}'] >= 3 and found["t2t_waiting_sentences"] == 0
+
+
+def test_a_client_that_leaves_is_not_counted_as_one_with_a_mistake(translator, monkeypatch):
+    gate, translate = threading.Event(), translator.translate
+    monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
+    with served(translator) as client:
+        head = f"POST /translate HTTP/1.1\r\nHost: {client.host}\r\nContent-Type: application/json\r\n"
+        for body in (b'{"source": "one"}', b'{"sour'):  # in the queue, and half sent
+            with socket.create_connection(("127.0.0.1", client.port)) as connection:
+                connection.sendall(f"{head}Content-Length: 17\r\n\r\n".encode() + body)
+                time.sleep(0.1)
+        wait_until(lambda: metrics(client).get('t2t_requests_total{status="499"}') == 2)
+        assert 't2t_requests_total{status="400"}' not in metrics(client)
+        gate.set()
 
 
 def test_the_warm_up_has_sentences_of_each_bucket_length(translator):
