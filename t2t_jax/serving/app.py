@@ -183,6 +183,8 @@ class Demo:
             self._refused("time")
             reason = f"not done within {seconds:g} s; try again, or send less"
             raise HTTPException(503, reason, {"Retry-After": str(self._batcher.retry_after())})
+        except asyncio.CancelledError:  # by uvicorn, after `stop_seconds`
+            raise HTTPException(503, "the server is stopping; try again", {"Retry-After": "1"}) from None
         finally:
             left.cancel()
             if not answered.done():

@@ -46,8 +46,12 @@ def serve_run(
         limits = Limits()
         demo = Demo(translator_of(members, dtype or "float32"), defaults, about=about, limits=limits, hosts=hosts)
         demo.warm_up()
-        with contextlib.closing(demo), running(demo.app, listener, limits) as server:
-            wait_for_signal(server, f"serving {workdir} on {address(listener)}; Ctrl-C ends it")
+        try:
+            with running(demo.app, listener, limits) as server:
+                wait_for_signal(server, f"serving {workdir} on {address(listener)}; Ctrl-C ends it")
+        finally:
+            with signals.time_limit(limits.stop_seconds, "stopped before a batch or a compilation had ended"):
+                demo.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

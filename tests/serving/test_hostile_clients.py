@@ -158,6 +158,20 @@ def test_a_request_that_takes_too_long_is_given_up(translator):
         assert status == 503 and int(headers["retry-after"]) >= 1 and b"not done within 0 s" in content
 
 
+def test_a_client_that_still_waits_when_the_server_stops_is_told_so(translator, monkeypatch, caplog):
+    gate, translate = threading.Event(), translator.translate
+    monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with served(translator, stop_seconds=0.2, batch_sentences=1) as client:
+            asked = [pool.submit(client.post, GOOD) for _ in range(3)]
+            for answer in asked:
+                answer.add_done_callback(lambda _: gate.set())
+            while json.loads(client.request("GET", "/health")[2])["waiting_sentences"] < 2:
+                time.sleep(0.01)
+        assert [answer.result() for answer in asked] == [(503, {"error": "the server is stopping; try again"})] * 3
+    assert not any(record.exc_info for record in caplog.records)
+
+
 def test_a_full_queue_says_when_to_come_back(translator):
     with served(translator, waiting_sentences=2) as client:
         status, headers, content = client.request(

@@ -37,13 +37,13 @@ def run(tmp_path_factory):
 
 
 def command(*arguments, **options):
-    return [sys.executable, "main.py", *arguments], {"cwd": ROOT, "text": True, **options}
+    return [sys.executable, *arguments], {"cwd": ROOT, "text": True, **options}
 
 
 @contextlib.contextmanager
-def process(run):
-    """(process, port, the lines before) of a server on a free port."""
-    words, options = command("--mode=serve", f"--workdir={run}", "--port=0")
+def process(run, *program):
+    """(process, port) of a server on a free port; `program` is what Python runs in place of main.py."""
+    words, options = command(*(program or ["main.py"]), "--mode=serve", f"--workdir={run}", "--port=0")
     server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
     try:
         for line in server.stderr:
@@ -77,7 +77,7 @@ def post(port, value):
 def test_it_answers_as_the_command_line_and_ends_with_code_0_after_the_requests_in_progress(run):
     options = {"n_best": 2, "beam_size": 3}
     flags = [f"--{name}={value}" for name, value in options.items()]
-    words, given = command("--mode=translate", f"--workdir={run}", "--output_format=jsonl", *flags)
+    words, given = command("main.py", "--mode=translate", f"--workdir={run}", "--output_format=jsonl", *flags)
     wanted = subprocess.run(words, input="one two\nthree\n", capture_output=True, check=True, **given).stdout
     with process(run) as (server, port):
         wait_until_warm(port)
@@ -104,6 +104,20 @@ def test_ctrl_c_ends_it_with_code_0(run):
         server.send_signal(signal.SIGINT)
         output, _ = server.communicate(timeout=SECONDS)
     assert (server.returncode, output) == (0, "")
+
+
+def test_a_compilation_is_not_waited_for_without_limit(run):
+    program = """
+import functools, sys
+import main
+from t2t_jax.serving import server
+server.Limits = functools.partial(server.Limits, stop_seconds=0.01)
+sys.exit(main.main(sys.argv))
+"""
+    with process(run, "-c", program) as (server, _):  # it has begun to warm up
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=SECONDS)
+    assert server.returncode == 3 and errors.endswith("stopped before a batch or a compilation had ended\n")
 
 
 @pytest.mark.parametrize(
