@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from t2t_jax.decoding.stream import json_line
 from t2t_jax.decoding.translator import Translator
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, memory_reason
 from t2t_jax.serving.batching import Batcher, Full, Job
 from t2t_jax.serving.guard import Guard
 from t2t_jax.serving.limits import Limits
@@ -185,6 +185,12 @@ class Demo:
             raise HTTPException(503, reason, {"Retry-After": str(self._batcher.retry_after())})
         except asyncio.CancelledError:  # by uvicorn, after `stop_seconds`
             raise HTTPException(503, "the server is stopping; try again", {"Retry-After": "1"}) from None
+        except Exception as error:
+            if not (memory := memory_reason(error)):
+                raise
+            self._refused("memory")
+            reason = f"out of memory ({memory}); send fewer or shorter sentences, or lower beam_size"
+            raise HTTPException(503, reason, {"Retry-After": str(self._batcher.retry_after())}) from None
         finally:
             left.cancel()
             if not answered.done():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = {
     "t2t_requests_total": "Requests answered, by HTTP status.",
-    "t2t_refusals_total": "Valid requests refused: queue full, time up, too many different searches.",
+    "t2t_refusals_total": "Valid requests refused: queue full, time up, out of memory, too many different searches.",
     "t2t_sentences_total": "Sentences translated.",
     "t2t_translation_seconds_total": "Seconds of translating, compilation and warm-up included.",
 }

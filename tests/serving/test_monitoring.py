@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 
+import jax.numpy as jnp
 import pytest
 
 from tests.decoding.compiled import num_compiled
@@ -83,6 +84,19 @@ def test_a_client_that_leaves_is_not_counted_as_one_with_a_mistake(translator, m
         wait_until(lambda: metrics(client).get('t2t_requests_total{status="499"}') == 2)
         assert 't2t_requests_total{status="400"}' not in metrics(client)
         gate.set()
+
+
+def test_a_device_whose_memory_is_too_small_is_no_bug_of_the_server(translator, monkeypatch):
+    with served(translator) as client, monkeypatch.context() as patch:
+        patch.setattr(translator, "translate", lambda *_, **__: jnp.zeros(1 << 50, jnp.int8))
+        status, headers, content = client.request(
+            "POST", "/translate", b'{"source": "one"}', Content_Type="application/json"
+        )
+        assert status == 503 and int(headers["retry-after"]) >= 1
+        assert json.loads(content)["error"].startswith("out of memory (")
+        assert metrics(client)['t2t_refusals_total{reason="memory"}'] == 1
+        patch.undo()
+        assert client.post({"source": "one"})[0] == 200
 
 
 def test_the_warm_up_has_sentences_of_each_bucket_length(translator):
