@@ -86,8 +86,8 @@ class Finished(NamedTuple):
 
 def search_all(
     ensemble: Ensemble, requests: Sequence[Request], options: SearchOptions, mesh: Mesh
-) -> Iterator[tuple[int, Hypotheses]]:
-    """(index of the request, its hypotheses `[W, …]` as NumPy arrays), in the order in which the searches finish."""
+) -> Iterator[list[tuple[int, Hypotheses]]]:
+    """What has finished, if anything, each time the host is needed: (index of the request, hypotheses `[W, …]`)."""
     options = jax.tree.map(np.float32, options)  # always of the same type: other values compile nothing
     searches = []  # generators, which free their memory when they end
     for source_length, indices in batch_shapes.by_bucket([len(request.ids) for request in requests]):
@@ -114,7 +114,7 @@ class _ContinuousBatch:
         self._num_features = len(requests[0].features)
         self._capacities = batch_shapes.bucket_capacities(source_length, max(r.max_length for r in requests))
 
-    def run(self) -> Generator[tuple[int, Hypotheses]]:
+    def run(self) -> Generator[list[tuple[int, Hypotheses]]]:
         """Yields the results of the requests it takes, as `search_all` does, each while the device decodes others."""
         if not self._queue:  # other searches have taken all
             return
@@ -130,10 +130,10 @@ class _ContinuousBatch:
                 self._ensemble.modules, self._options, self._mesh, self._ensemble.params, self._state, window,
                 admitted=np.int32(admitted), more=bool(self._queue),  # always of the same type: compiled once
             )  # fmt: skip
-            yield from results
+            yield results
             results, admitted = list(_results(found)), int(admitted)
             waiting = int(window.count) - admitted
-        yield from results
+        yield results
 
     def _empty_state(self) -> State:
         modules, width = self._ensemble.modules, self._options.width

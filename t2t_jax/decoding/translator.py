@@ -137,11 +137,13 @@ class Translator:
         found_parts = [[None] * len(ids) for ids in parts]
         missing = [len(ids) for ids in parts]
         on_progress(missing.count(0))
-        for request, found in search_all(self.ensemble, requests, search, self.mesh):
-            index, number = owners[request]
-            found_parts[index][number] = self._hypotheses(found)
-            missing[index] -= 1
-            on_progress(int(missing[index] == 0))
+        for results in search_all(self.ensemble, requests, search, self.mesh):
+            on_progress(0)  # which may raise
+            for request, found in results:
+                index, number = owners[request]
+                found_parts[index][number] = self._hypotheses(found)
+                missing[index] -= 1
+                on_progress(int(missing[index] == 0))
         joined = [_join(hypotheses, search.alpha) for hypotheses in found_parts]
         return [self._postprocessed(*pair) for pair in zip(sentences, joined, strict=True)]
 

@@ -14,6 +14,8 @@ class Limits:
     attention_subwords: int = 128  # of either side of a pair whose attention is shown
     beam_size: int = 32  # more where the run's own is larger, as with the next
     max_extra_length: int = 512
+    # beam_size × (subwords + max_extra_length), summed over the sentences: base on two cores takes a minute for these.
+    hypothesis_subwords: int = 1 << 16
 
     # Of all requests.
     connections: int = 512

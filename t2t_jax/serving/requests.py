@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from t2t_jax.data.tokenizer import lone_surrogate
 from t2t_jax.decoding.grammars import check_grammar
+from t2t_jax.decoding.long_sentences import sentences_of
 from t2t_jax.decoding.translator import Translator, check_options
 from t2t_jax.errors import InputError, Range, choice, shown
 from t2t_jax.serving.limits import Limits
@@ -58,7 +59,12 @@ def translate_request(
     if options["constrained"]:
         check_grammar(translator.task)
     _check_texts("source", sentences)
-    _check_lengths("source", translator.encode_sources(sentences), limits.subwords)
+    encoded = translator.encode_sources(sentences)
+    _check_lengths("source", encoded, limits.subwords)
+    parts = len(sentences)
+    if options["split_sentences"]:
+        parts = sum(len(sentences_of(sentence)) for sentence in translator.vocabularies.source.plain(sentences))
+    _check_work(sum(map(len, encoded)), parts, options, defaults, limits)
     return TranslateRequest(sentences, is_list, options)
 
 
@@ -113,6 +119,19 @@ def _check_lengths(field: str, encoded: list[list[int]], most: int) -> None:
             raise InputError(
                 f"{_name(field, number, encoded)}: {len(ids):,} subwords, which must be at most {most}; split it"
             )
+
+
+def _check_work(
+    subwords: int, parts: int, options: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits
+) -> None:
+    """Refuses what would take the device for too long; one sentence with the run's own options never does."""
+    work = options["beam_size"] * (subwords + parts * options["max_extra_length"])
+    own = defaults["beam_size"] * (limits.subwords + defaults["max_extra_length"])
+    if work > (most := max(limits.hypothesis_subwords, own)):
+        raise InputError(
+            f"beam_size × (subwords + max_extra_length), summed over the sentences, must be at most {most:,}; "
+            f"got {work:,}; send fewer sentences, or lower beam_size or max_extra_length"
+        )
 
 
 def _name(field: str, number: int, texts: list[Any]) -> str:

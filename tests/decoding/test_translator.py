@@ -197,6 +197,20 @@ def test_a_minimum_beyond_the_limit_raises_the_limit(translator):
         assert 15 <= hypothesis.num_tokens <= 19
 
 
+def test_a_search_can_be_given_up_before_any_sentence_has_finished(translator):
+    """The server does so when nobody waits any more; `min_length` makes the KV cache be enlarged."""
+    counts = []
+
+    def give_up(count):
+        counts.append(count)
+        if len(counts) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        translator.translate(["one two"], min_length=40, max_extra_length=0, on_progress=give_up)
+    assert counts == [0, 0, 0]
+
+
 def test_samples_depend_only_on_the_seed_and_the_sentence(translator):
     options = {"sampling": Sampling(temperature=2.0), "n_best": 3, "max_extra_length": 4}
     together = translator.translate(SENTENCES, **options)
@@ -294,7 +308,7 @@ def test_a_search_whose_last_sentences_another_one_takes_ends_without_results(tr
 
     queue = TakenAfterALook([(0, continuous_batching.Request([3, 1], 4))])
     search = continuous_batching._ContinuousBatch(translator.ensemble, 16, 4, queue, SearchOptions(), translator.mesh)
-    assert list(search.run()) == []
+    assert not any(search.run())
 
 
 def test_a_search_on_a_cpu_has_few_rows_and_takes_them_from_a_window():

@@ -7,7 +7,12 @@ import json
 import pytest
 
 from t2t_jax.decoding.stream import translate_stream
+from t2t_jax.errors import InputError
 from tests.serving.conftest import DEFAULTS, served
+
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+from t2t_jax.serving.limits import Limits
+from t2t_jax.serving.requests import OPTIONS, translate_request
 
 SENTENCES = ["one two", "three", "four five six seven", "eight. one"]
 OTHER = {"beam_size": 3, "n_best": 3, "alpha": 1}
@@ -85,6 +90,8 @@ def test_a_hundred_parallel_requests_are_all_answered_as_if_alone(client, transl
         ({"source": "one", "alpha": "0.6"}, "alpha must be a number; got '0.6'"),
         (b'{"source": "one", "alpha": NaN}', "alpha must be finite"),
         ({"source": "one", "max_extra_length": 513}, "max_extra_length must be at least 0 and at most 512"),
+        ({"source": ["one"] * 32, "beam_size": 32, "max_extra_length": 512}, "lower beam_size or max_extra_length"),
+        ({"source": "one. " * 40, "beam_size": 4, "max_extra_length": 512, "split_sentences": True}, "at most 65,536"),
         ({"source": "one", "constrained": 1}, "constrained must be true or false; got 1"),
         ({"source": "one", "split_sentences": "yes"}, "split_sentences must be true or false; got 'yes'"),
         ({"source": "one", "constrained": True}, "constrained: this task has no grammar"),
@@ -95,6 +102,14 @@ def test_a_mistake_is_one_line_that_says_what_would_work(client, value, message)
     status, answer = client.post(value)
     assert status == 400 and answer.keys() == {"error"}
     assert message in answer["error"] and "\n" not in answer["error"]
+
+
+def test_the_run_s_own_options_are_never_too_much_for_one_sentence(translator):
+    options = {"beam_size": 100, "alpha": 0.6, "max_extra_length": 700}
+    body = json.dumps({"source": "one " * 127}).encode()
+    (sentence,) = translate_request(body, translator, OPTIONS | options, Limits()).sentences
+    with pytest.raises(InputError, match="send fewer sentences"):
+        translate_request(json.dumps({"source": [sentence] * 2}).encode(), translator, OPTIONS | options, Limits())
 
 
 def test_a_list_of_no_sentence_is_not_told_to_send_several_requests(client):
