@@ -1,6 +1,8 @@
 """The measuring code of `benchmarks/`, the batches of the training benchmark, and the fault table's list of tests."""
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import os
 import re
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from benchmarks import accelerator, faults, measure, training_batches
 from t2t_jax.data.token_store import Sentences
@@ -141,10 +144,60 @@ def test_every_prefix_in_the_fault_table_names_a_test(prefix):
     assert not separator or len(files) == 1
 
 
+def pins(file):
+    """The lines of a file of requirements, without markers."""
+    lines = (ROOT / file).read_text().splitlines()
+    return {line.partition(" ;")[0].strip() for line in lines if not line.startswith("#")}
+
+
 def test_what_the_benchmark_of_an_accelerator_needs_is_pinned_as_elsewhere():
-    pins = {line.partition(" ;")[0].strip() for line in (ROOT / "requirements.lock").read_text().splitlines()}
-    lines = (ROOT / "benchmarks" / "requirements-accelerator.txt").read_text().splitlines()
-    assert {line for line in lines if not line.startswith("#")} < pins
+    assert pins("benchmarks/requirements-accelerator.txt") < pins("requirements.lock")
+
+
+# Each with what it requires; the last line are requirements of ours that an image with PyTorch has.
+ON_THE_IMAGE = """
+    jax flax optax orbax-checkpoint jaxtyping matplotlib sacrebleu sentencepiece hypothesis pytest pytest-xdist
+    torch transformers cloudpickle joblib
+"""
+REFUSE = """
+import sys
+class Refused:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] in {refused}:
+            raise ModuleNotFoundError(name + " is not on the image")
+sys.meta_path.insert(0, Refused)
+"""
+
+
+def required(names):
+    """The installed ones of these distributions, and all that they require."""
+    found, waiting = set(), [*names]
+    while waiting:
+        name = re.sub("[-_.]+", "-", waiting.pop()).lower()
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            if name not in found:
+                requirements = map(Requirement, importlib.metadata.requires(name) or [])
+                waiting += [each.name for each in requirements if not each.marker or each.marker.evaluate()]
+                found.add(name)
+    return found
+
+
+@pytest.fixture
+def image(tmp_path):
+    """The environment of a process that has no other packages of ours than the image of a device and its additions."""
+    ours, added = ({pin.partition("==")[0] for pin in pins(file)} for file in
+                   ("requirements.lock", "benchmarks/requirements-accelerator.txt"))  # fmt: skip
+    missing = ours - added - required(ON_THE_IMAGE.split())
+    refused = [module for module, names in importlib.metadata.packages_distributions().items()
+               if missing.issuperset(re.sub("[-_.]+", "-", name).lower() for name in names)]  # fmt: skip
+    (tmp_path / "sitecustomize.py").write_text(REFUSE.format(refused=refused))
+    return os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+
+
+def test_an_accelerators_image_and_its_additions_are_all_that_its_benchmark_imports(image):
+    modules = "benchmarks.accelerator, tests.test_accelerator, main, t2t_jax.training.loop, t2t_jax.interop.export"
+    done = subprocess.run([sys.executable, "-c", f"import {modules}"], env=image, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
