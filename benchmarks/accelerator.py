@@ -8,9 +8,9 @@ numbers, so that what an interrupted run has measured is there:
 laws        the tests marked `accelerator`, on the device
 rates       TFLOP/s of large matrix products in bfloat16, TB/s of a copy
 training    steps of base and big at 25,000 + 25,000 tokens of packed rows: attention fused or not, base also without
-            our compiler options and in buckets, beside PyTorch (torch.compile, scaled_dot_product_attention,
-            fused Adam), in turns
-projection  hours of the paper's 100,000 and 300,000 steps, by the fastest of these, in DIR/training.json
+            our compiler options and in buckets, in turns; then of PyTorch (scaled_dot_product_attention, fused Adam),
+            with and without torch.compile
+projection  hours of the paper's 100,000 and 300,000 steps, by the fastest of ours in DIR/training.json
 decoding    sentences a second of base, beam 4, 64 forced steps, beside Hugging Face's MarianMTModel.generate
 quickstart  seconds to the quickstart's BLEU, with --preset=gpu
 
@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,13 +41,15 @@ from benchmarks import decoding, measure, training, training_batches
 from benchmarks.data import default
 from benchmarks.decoding import random_sources
 from benchmarks.measure import System
+from benchmarks.training_batches import Batch
 from benchmarks.training_systems import TRAIN, JaxStep, Setting, TorchStep, accelerator, start, write_initial
 from experiments import paper
 from t2t_jax.errors import exit_code_of
 from t2t_jax.files import write_json
 
 ROOT = Path(__file__).parents[1]
-TINY_MODEL = {"num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_k": 8, "d_v": 8}
+
+Group = dict[str, tuple[JaxStep | TorchStep, list[Batch]]]  # training steps by name, each with its batches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Sizes:
     matrix: int = 8192
     copied_gib: float = 2.0
     models: tuple[str, ...] = ("base", "big")
+    shape: Mapping[str, int] = dataclasses.field(default_factory=dict)  # what is changed of them
     tokens: int = 25_000
     batches: int = 8
     bucket_shapes: int = 3  # of all buckets: each has to be compiled
@@ -69,8 +73,9 @@ class Sizes:
 
 WHOLE = Sizes({"laws": 110, "rates": 25, "training": 215, "projection": 5, "decoding": 90, "quickstart": 95})
 TINY = Sizes(
-    dict.fromkeys(WHOLE.seconds, 240), matrix=64, copied_gib=0.001, models=("base",), tokens=512, batches=2, rounds=1,
-    vocab_size=400, decoding_rows=(4,), decoding_steps=4,
+    dict.fromkeys(WHOLE.seconds, 240), matrix=64, copied_gib=0.001, models=("base",),
+    shape={"num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_k": 8, "d_v": 8},
+    tokens=512, batches=2, rounds=1, vocab_size=400, decoding_rows=(4,), decoding_steps=4,
     quickstart=tuple(
         f"--config.{field}"
         for field in (
@@ -184,37 +189,47 @@ def seconds_of(function: Callable[[Any], Any], argument: Any, calls: int = 20) -
 
 
 def train(report: Report, sizes: Sizes) -> None:
-    """Seconds of a step and real target tokens a second."""
-    results = {}
-    for model in sizes.models:
-        results |= steps_of(model, sizes, report.platform)
-        report.write(results)
+    """Seconds of a step and real target tokens a second, of a group of steps after another."""
+    results, failed = {}, False
+    for model, group in groups_of(sizes):
+        try:
+            results |= steps_of(model, group, sizes, report.platform)
+            report.write(results)
+        except Exception:  # without memory for one group there may be enough for the next
+            traceback.print_exc()
+            failed = True
+    if failed:
+        raise SystemExit(1)
 
 
-def steps_of(model: str, sizes: Sizes, platform: str) -> dict[str, float]:
-    shape = training.shape_of(model) if sizes is WHOLE else training.shape_of(model) | TINY_MODEL
-    sources, targets = training_batches.sentences(None, sizes.vocab_size)
-    ours = functools.partial(training_batches.ours, sources, targets, sizes.tokens)
+def groups_of(sizes: Sizes) -> list[tuple[str, Group]]:
+    """Each model's steps: ours, which are in memory together, then each of PyTorch's alone."""
+    sides = training_batches.sentences(None, sizes.vocab_size)
+    ours = functools.partial(training_batches.ours, *sides, sizes.tokens)
     packed = ours(sizes.batches, num_buckets=1, packing=True)
+    buckets = ours(sizes.bucket_shapes, num_buckets=default("num_buckets"))
     fused = JaxStep("bfloat16", fused_attention=True)
-    variants = {"fused": fused, "unfused": JaxStep("bfloat16")}
-    work = dict.fromkeys(variants, packed)
-    if model == "base":
-        variants |= {
-            "fused, no compiler options": dataclasses.replace(fused, compiler_options=False), "fused, buckets": fused,
-        }  # fmt: skip
-        work |= {
-            "fused, no compiler options": packed,
-            "fused, buckets": ours(sizes.bucket_shapes, num_buckets=default("num_buckets")),
-        }
+    both = {"fused": (fused, packed), "unfused": (JaxStep("bfloat16"), packed)}
+    base_alone = {
+        "fused, no compiler options": (dataclasses.replace(fused, compiler_options=False), packed),
+        "fused, buckets": (fused, buckets),
+    }
+    groups = [(model, both | base_alone if model == "base" else both) for model in sizes.models]
     if importlib.util.find_spec("torch"):
-        variants |= {"torch compiled": TorchStep("bfloat16", compiled=True), "torch": TorchStep("bfloat16")}
-        theirs = training_batches.theirs(sources, targets, sizes.tokens, sizes.batches)
-        work |= {name: theirs for name, variant in variants.items() if isinstance(variant, TorchStep)}
+        theirs = training_batches.theirs(*sides, sizes.tokens, sizes.batches)
+        variants = training.torch_variants("bfloat16").items()
+        groups += [(model, {name: (variant, theirs)}) for model in sizes.models for name, variant in variants]
+    return groups
+
+
+def steps_of(model: str, group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
+    """The numbers of a group, which is compiled at once and then takes turns."""
+    shape, work = training.shape_of(model) | sizes.shape, {name: batches for name, (_, batches) in group.items()}
     with tempfile.TemporaryDirectory() as directory:
         setting = Setting(shape, sizes.vocab_size, sizes.tokens, sizes.rounds, platform, f"{directory}/initial.npz")
         measure.run_in_process(write_initial, setting)
-        with measure.running(start(variants, setting, work)) as named:
+        systems = start({name: variant for name, (variant, _) in group.items()}, setting, work)
+        with measure.running(systems) as named:
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 list(pool.map(lambda system: system.run(TRAIN), named.values()))  # compiles
             taken = measure.take_turns(named, TRAIN, sizes.rounds)
@@ -229,36 +244,45 @@ def steps_of(model: str, sizes: Sizes, platform: str) -> dict[str, float]:
 
 
 def project(report: Report, sizes: Sizes) -> None:
-    """Hours of the paper's runs, by the fastest of our steps."""
+    """Hours of the paper's steps, at the most tokens a second of ours; of a model without steps, nothing."""
     measured = json.loads(report.path.with_name("training.json").read_text())["results"]
     results = {}
     for model in sizes.models:
-        ours = [
-            seconds for name, seconds in measured.items()
-            if f"{model}_" in name and "torch" not in name and name.endswith("step_seconds")
+        rates = [
+            rate for name, rate in measured.items()
+            if f"{model}_" in name and "torch" not in name and name.endswith("tokens_per_second")
         ]  # fmt: skip
-        results[f"{model}_hours_of_the_papers_steps"] = min(ours) * paper.train_steps(model) / 3600
+        if rates:
+            hours = paper.train_steps(model) * sizes.tokens / max(rates) / 3600
+            results[f"{model}_hours_of_the_papers_steps"] = hours
     report.write(results)
 
 
 def decode(report: Report, sizes: Sizes) -> None:
-    """Sentences a second at several numbers of rows."""
+    """Sentences a second at several numbers of rows, of one system after the other."""
+    searches = {"ours": our_searches}
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        searches["transformers"] = their_searches
     results = {}
     with tempfile.TemporaryDirectory() as directory:
-        run, exported = Path(directory, "run"), Path(directory, "marian")
-        model = {} if sizes is WHOLE else TINY_MODEL
-        decoding.write_random_run(run, model, sizes.vocab_size, max_length=decoding.SOURCE)
-        systems = [System("ours", our_searches, run, sizes)]
-        if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-            from t2t_jax.interop.export import export_run
-
-            export_run(str(run), format="marian", output=str(exported), step=None)
-            systems.append(System("transformers", their_searches, exported, sizes))
-        with measure.running(systems) as named:
-            for rows in sizes.decoding_rows:
-                for name, seconds in measure.take_turns(named, str(rows), sizes.rounds).items():
+        folders = {name: Path(directory, name) for name in searches}
+        measure.run_in_process(write_models, folders, sizes)
+        for name, build in searches.items():
+            with measure.running([System(name, build, folders[name], sizes)]) as named:
+                for rows in sizes.decoding_rows:
+                    (seconds,) = measure.take_turns(named, str(rows), sizes.rounds).values()
                     results[f"{name}_{rows}_rows_sentences_per_second"] = rows / statistics.median(seconds)
-                report.write(results)
+                    report.write(results)
+
+
+def write_models(folders: Mapping[str, Path], sizes: Sizes) -> None:
+    """The same random model for each system, in its folder."""
+    from t2t_jax.interop.export import export_run
+
+    run = folders["ours"]
+    decoding.write_random_run(run, sizes.shape, sizes.vocab_size, max_length=decoding.SOURCE)
+    if "transformers" in folders:
+        export_run(str(run), format="marian", output=str(folders["transformers"]), step=None)
 
 
 def our_searches(run: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:

@@ -33,13 +33,15 @@ class System:
     ):
         """`build(*arguments)` returns the cases by name; each call of a case is one measurement.
 
-        `environment` has additional environment variables of the process.
+        `environment` has additional environment variables of the process. JAX takes memory of an accelerator as it
+        needs it, since other systems need some too.
         """
         self.name = name
+        environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | dict(environment or {})
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, build, arguments), daemon=True)
-        with mock.patch.dict(os.environ, environment or {}):  # which it inherits
+        with mock.patch.dict(os.environ, environment):  # which it inherits
             self._process.start()
 
     def run(self, case: str) -> tuple[float, Any]:
@@ -48,7 +50,7 @@ class System:
         try:
             self._pipe.send(case)
             seconds, answer = self._pipe.recv()
-        except (EOFError, BrokenPipeError):
+        except (EOFError, ConnectionError):
             raise RuntimeError(f"{self.name} ended without an answer") from None
         if isinstance(answer, Exception):
             raise answer

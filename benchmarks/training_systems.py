@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -137,7 +136,6 @@ def write_initial(setting: Setting) -> None:
 
 
 def jax_cases(variant: JaxStep, setting: Setting, batches: list[Batch]) -> dict[str, Callable[[], Any]]:
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the processes share the accelerator's memory
     import jax
     import jax.numpy as jnp
 
