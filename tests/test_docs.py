@@ -5,8 +5,10 @@ import ast
 import importlib.util
 import inspect
 import itertools
+import json
 import re
 import shlex
+import statistics
 import sys
 import tomllib
 from pathlib import Path
@@ -270,3 +272,14 @@ def test_each_label_of_the_figure_names_code():
 
 def test_the_figure_needs_nothing_from_elsewhere():
     assert not re.search(r"(href|src)=|@import|url\((?!#)|<script", FIGURE.read_text())
+
+
+def test_the_quickstarts_table_has_the_scores_of_its_records():
+    scores = {}
+    for path in sorted((ROOT / "experiments/results/quickstart").glob("*.json")):
+        record = json.loads(path.read_text())
+        scores.setdefault(record["jax"], []).append(record["test"]["sacrebleu"])
+    page = (ROOT / "docs/experiments.md").read_text()
+    for version, each in scores.items():
+        cells = [*(f"{score:.1f}" for score in each), f"{statistics.mean(each):.1f} ± {statistics.stdev(each):.1f}"]
+        assert re.search(rf"jax {version}.* \| {re.escape(' | '.join(cells))} \|", page)
