@@ -19,7 +19,7 @@ from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_na
 from experiments.scores import SACREBLEU, headline_name
 from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
-from t2t_jax.evaluation.significance import paired_bootstrap
+from t2t_jax.evaluation.significance import RESAMPLES, paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder, row_of
 
@@ -183,20 +183,27 @@ def sweep_records(workdir: str | Path, base: str | None = None) -> list[Record]:
     """
     folder, records = _existing(workdir, "workdir"), []
     runs = sorted(result.parent for result in folder.glob("*/seed_*/result.json"))
-    base = BASE if base is None else choice("--base", base, sorted({run.parent.name for run in runs}))
+    rows = sorted({run.parent.name for run in runs})
+    base = BASE if base is None else choice("--base", base, rows)
+    resamples = max(RESAMPLES, 100 * len(rows))  # else no p would be small enough to stay small in Holm's correction
     for run in runs:
         record, of_base = record_of(run), folder / base / run.name
         is_translation = headline_name(record["dev"]) == SACREBLEU
         if is_translation and record["row"] != base and (of_base / "result.json").is_file():
             language = str(record["config"]["data.target_language"])
             lowercase = "case:lc" in record["dev"].get("signature", "")
-            record["against_base"] = {"row": base, **significance_against(of_base, run, language, lowercase)}
+            found = significance_against(of_base, run, language, lowercase, resamples)
+            record["against_base"] = {"row": base, **found}
         records.append(record)
     return records
 
 
 def significance_against(
-    base_run: str | Path, run: str | Path, target_language: str | None = None, lowercase: bool = False
+    base_run: str | Path,
+    run: str | Path,
+    target_language: str | None = None,
+    lowercase: bool = False,
+    resamples: int = RESAMPLES,
 ) -> dict[str, Any]:
     """The paired bootstrap's `Comparison` of `run` with `base_run`: sacreBLEU on their dev set."""
     (baseline, references), (hypotheses, same) = (
@@ -207,9 +214,8 @@ def significance_against(
         raise InputError(f"run: the dev sets of {base_run} and {run} differ; only runs on one corpus can be compared")
     check_pairs(baseline, references, str(base_run))
     check_pairs(hypotheses, references, str(run))
-    found = paired_bootstrap(
-        hypotheses, baseline, references, tokenizer=tokenizer(target_language), lowercase=lowercase
-    )
+    how = {"tokenizer": tokenizer(target_language), "lowercase": lowercase, "resamples": resamples}
+    found = paired_bootstrap(hypotheses, baseline, references, **how)
     return found._asdict() | {"interval": list(found.interval)}  # a list, as it is read back from JSON
 
 

@@ -177,6 +177,16 @@ def test_a_sweep_is_read_like_its_records(tmp_path, capsys):
     assert 0 < float(rows["c_n8"]["p"]) < 0.05 and rows["base"]["p"] == ""
 
 
+def test_rows_as_different_as_can_be_are_significant_however_many_there_are(tmp_path, capsys):
+    """Of 1,000 resamples the smallest p, times 26, is 0.052."""
+    references = ["the house stands by the river", "nobody knows who built it"]
+    run_folder(tmp_path / "sweep/base/seed_0", None, ["a b c d e f", "g h i j k"], references)
+    for row in range(26):
+        run_folder(tmp_path / f"sweep/row_{row}/seed_0", None, references, references)
+    _, notes = table(capsys, f"--workdir={tmp_path / 'sweep'}")
+    assert "* is significance at 5%: 26 of 26." in notes
+
+
 def test_spearman_equals_a_calculation_by_hand_and_scipy():
     """Ranks 1, 2, 3, 4 and 1, 3, 2, 4: 1 − 6·2 / (4·15) = 0.8. Ties get their average rank."""
     assert spearman([1, 2, 3, 4], [10, 30, 20, 4000]) == pytest.approx(0.8)
