@@ -35,8 +35,8 @@ OURS = {"base": "Transformer (base model), ours", "big": "Transformer (big), our
 EXPERIMENTS = {
     ("base", "EN-DE"): base_ende, ("base", "EN-FR"): base_enfr, ("big", "EN-DE"): big_ende, ("big", "EN-FR"): big_enfr
 }  # fmt: skip
-EXPERIMENT_FIELDS = ("data.corpus", "model.num_layers", "model.d_model", "model.d_ff", "model.num_heads", "model.d_k",
-                     "model.d_v")  # fmt: skip
+EXPERIMENT_FIELDS = ("data.corpus", "data.source_language", "data.target_language", "model.num_layers", "model.d_model",
+                     "model.d_ff", "model.num_heads", "model.d_k", "model.d_v")  # fmt: skip
 
 Cell = tuple[str, str]  # model, language pair
 

@@ -129,7 +129,11 @@ def test_markdown_and_latex_show_the_same_numbers(tmp_path, capsys):
 def test_runs_of_other_experiments_and_bad_arguments_are_refused(tmp_path, capsys):
     other = run_folder(tmp_path / "other", quickstart.get_config())
     one, two = run_folder(tmp_path / "one"), run_folder(tmp_path / "two", seed=1)
+    german_to_english = base_ende.get_config()
+    german_to_english.data.update(source_language="de", target_language="en")
+    back = run_folder(tmp_path / "back", german_to_english)
     for arguments, message in [
+        ([back], "run: back has data.corpus=wmt14_ende, data.source_language=de, data.target_language=en, "),
         ([other], "run: other has data.corpus=home_assistant"),
         ([one, two], "run: one (seed 0) and two (seed 1) are both base EN-DE; give one of them"),
         ([tmp_path / "absent"], "record: no file "),
