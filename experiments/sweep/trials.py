@@ -18,7 +18,9 @@ from t2t_jax.run_folder import RunFolder
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 
 MAIN = Path(__file__).parents[2] / "main.py"
-_WITHOUT_EFFECT = ("machine.", "checkpoint.keep")  # on the scores of a finished run
+# On the scores of a finished run.
+_WITHOUT_EFFECT = ("machine.", "checkpoint.keep", "data.directory", "data.archives", "train.log_interval",
+                   "train.accumulate")  # fmt: skip
 _TAIL_BYTES = 8192  # read at the end of a log
 _INTERRUPTED_CODES = (3, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # the same command resumes
 

@@ -201,7 +201,8 @@ def test_a_trial_from_before_there_was_a_field_is_finished_only_with_what_was_do
     old = config.to_dict()
     del old["train"]["r_drop"], old["data"]["segmentations"]
     write_object(run / "config.json", old)
-    assert outcome()[0] == FINISHED
+    moved = ("data.directory=/job2", "data.archives=/job2/text", "train.log_interval=7", "train.accumulate=2")
+    assert outcome()[0] == outcome(*moved)[0] == FINISHED
     for change, problem in (("train.r_drop=5", "r_drop is 5.0, but"), ("data.segmentations=9", "finished with 1")):
         state, details = outcome(change)
         assert state == FAILED and problem in details
