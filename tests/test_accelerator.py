@@ -20,6 +20,7 @@ from t2t_jax.model.transformer import Transformer, TransformerConfig
 from t2t_jax.training.loop import train
 from t2t_jax.training.loss import label_smoothed_loss
 from t2t_jax.training.train_step import init_state, train_step
+from tests.model.test_packing import ROWS, apart, together
 from tests.runs import tiny_config
 from tests.test_resume import assert_same_run
 
@@ -62,12 +63,17 @@ def batch(rows=8, length=12):
     return {name: jnp.asarray(np.stack(ids), jnp.int32) for name in ("inputs", "targets")}
 
 
-def updated(model, microbatches=1):
+def packed():
+    """Rows of several sentences, as `--preset=gpu` has them; padding of the last target may attend to nothing."""
+    return together(apart(), ROWS, source_length=12, target_length=12)
+
+
+def updated(model, microbatches=1, make_batch=batch):
     """A step of SGD: parameters and metrics."""
     state = jax.jit(functools.partial(init_state, model, optax.sgd(1.0)))(jax.random.key(0))
     loss_fn = label_smoothed_loss(model, 0.1)
     step = jax.jit(functools.partial(train_step, loss_fn, optax.sgd(1.0), microbatches, jax.random.key(7)))
-    state, metrics = step(state, batch())
+    state, metrics = step(state, make_batch())
     return state.params, metrics
 
 
@@ -96,12 +102,12 @@ def test_float32_decoding_gives_the_tokens_of_a_cpu(run):
     assert found == json.loads(expected)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_fused_attention_trains_as_equation_1_does_on_ragged_lengths_and_an_empty_row(dtype):
+@pytest.mark.parametrize(("dtype", "rows"), [(jnp.bfloat16, batch), (jnp.bfloat16, packed), (jnp.float32, batch)])
+def test_fused_attention_trains_as_equation_1_does_on_ragged_lengths_an_empty_row_and_packed_rows(dtype, rows):
     """The gradients of the fused kernel differ by its roundings of the weights to bfloat16."""
     plain = Transformer(dataclasses.replace(CONFIG, dropout=0.0), dtype)
-    found, metrics = updated(dataclasses.replace(plain, fused_attention=True))
-    expected, expected_metrics = updated(plain)
+    found, metrics = updated(dataclasses.replace(plain, fused_attention=True), make_batch=rows)
+    expected, expected_metrics = updated(plain, make_batch=rows)
     tolerance = 1e-4 if dtype == jnp.float32 else 3e-2
     np.testing.assert_allclose(metrics["loss"], expected_metrics["loss"], rtol=tolerance)
     np.testing.assert_allclose(metrics["gradient_norm"], expected_metrics["gradient_norm"], rtol=tolerance)
