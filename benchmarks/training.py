@@ -125,7 +125,6 @@ def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
     packed = {"num_buckets": 1, "packing": True}
     plans = {
         f"ours {shapes} shapes": {"num_buckets": shapes},
-        "ours one shape": {"num_buckets": 1},
         "ours packed": packed,
         "ours packed 2 shapes": packed | {"packing_shapes": 2},
     }

@@ -74,15 +74,16 @@ class Setting:
 
 
 def start(variants: Variants, setting: Setting, work: dict[str, list[Batch]]) -> list[System]:
-    """Starts a system for each variant; ours use huge pages, as `main.py` does."""
-
-    def environment(variant):
-        return huge_pages.environment() if isinstance(variant, JaxStep) and variant.huge_pages else {}
-
+    """Starts a system for each variant."""
     return [
         System(name, cases, variant, setting, work[name], environment=environment(variant))
         for name, variant in variants.items()
     ]
+
+
+def environment(variant: JaxStep | TorchStep) -> dict[str, str]:
+    """Huge pages, as `main.py` has them, for PyTorch too: its allocations go through the same malloc."""
+    return huge_pages.environment() if getattr(variant, "huge_pages", True) else {}
 
 
 def cases(variant: JaxStep | TorchStep, setting: Setting, batches: list[Batch]) -> dict[str, Callable[[], Any]]:

@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 
 from benchmarks import accelerator, faults, measure, training_batches
+from benchmarks.training_systems import JaxStep, TorchStep, environment
+from t2t_jax import huge_pages
 from t2t_jax.data.token_store import Sentences
 
 
@@ -132,6 +134,15 @@ def test_dense_batches_have_no_padding_and_padded_batches_have_some_in_all_rows_
         assert dense[side].shape == padded[side].shape == (4, 32) and (dense[side] >= 3).all()
         assert np.count_nonzero(padded[side], axis=1).tolist() == [32, 31, 30, 29]
     assert (dense["inputs"] != dense["targets"]).any()
+
+
+def test_all_training_steps_are_measured_with_huge_pages_but_the_one_without(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "_SETTING", tmp_path / "enabled")
+    ours, theirs, small = JaxStep("float32"), TorchStep("float32"), JaxStep("float32", huge_pages=False)
+    assert environment(ours) == environment(theirs) == huge_pages.environment() != {}
+    assert environment(small) == {}
 
 
 ROOT = Path(__file__).parents[1]
