@@ -1,9 +1,9 @@
 """Everything to be known about one accelerator, by one command in under nine minutes: equalities first, then speed.
 
-    python -m benchmarks.accelerator --output DIR [--only PART …] [--tiny]
+    python -m benchmarks.accelerator --output DIR [--only PART …] [--tiny] [-- FLAG …]
 
-Each part is a process with a time limit of its own that writes DIR/PART.json, again and again where it has several
-numbers, so that what an interrupted run has measured is there:
+Each part is a process with a time limit, to which is added what the parts before it left of theirs. It writes
+DIR/PART.json, again and again where it has several numbers, so that what an interrupted run has measured is there:
 
 laws        the tests marked `accelerator`, on the device
 rates       TFLOP/s of large matrix products in bfloat16, TB/s of a copy
@@ -12,7 +12,7 @@ training    steps of base and big at 25,000 + 25,000 tokens of packed rows: atte
             with and without torch.compile
 projection  hours of the paper's 100,000 and 300,000 steps, by the fastest of ours in DIR/training.json
 decoding    sentences a second of base, beam 4, 64 forced steps, beside Hugging Face's MarianMTModel.generate
-quickstart  seconds to the quickstart's BLEU, with --preset=gpu
+quickstart  seconds to the quickstart's BLEU, with --preset=gpu and the FLAGs: a corpus, where there is no network
 
 PyTorch and transformers are left out where they are missing. `--tiny` is a rehearsal of the same code, on any machine.
 """
@@ -24,14 +24,14 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from t2t_jax.errors import exit_code_of
 from t2t_jax.files import write_json
 
 ROOT = Path(__file__).parents[1]
+CONDITIONS = "conditions.json"
 
 Group = dict[str, tuple[JaxStep | TorchStep, list[Batch]]]  # training steps by name, each with its batches
 
@@ -66,9 +67,10 @@ class Sizes:
     bucket_shapes: int = 3  # of all buckets: each has to be compiled
     rounds: int = 3
     vocab_size: int = 32_000
+    laws: tuple[str, ...] = ()  # pytest's options
     decoding_rows: tuple[int, ...] = (64, 256, 512, 1024)
     decoding_steps: int = 64
-    quickstart: tuple[str, ...] = ("--preset=gpu",)
+    quickstart: tuple[str, ...] = ()
 
 
 WHOLE = Sizes({"laws": 110, "rates": 25, "training": 215, "projection": 5, "decoding": 90, "quickstart": 95})
@@ -76,11 +78,12 @@ TINY = Sizes(
     dict.fromkeys(WHOLE.seconds, 240), matrix=64, copied_gib=0.001, models=("base",),
     shape={"num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_k": 8, "d_v": 8},
     tokens=512, batches=2, rounds=1, vocab_size=400, decoding_rows=(4,), decoding_steps=4,
+    laws=("-k", "twice"),
     quickstart=tuple(
         f"--config.{field}"
         for field in (
-            "train.train_steps=4", "evaluate.interval_steps=0", "model.num_layers=1", "data.num_buckets=2",
-            "decode.beam_size=1", "decode.max_extra_length=0",
+            "train.train_steps=4", "evaluate.interval_steps=0", "model.num_layers=1", "decode.beam_size=1",
+            "decode.max_extra_length=0",
         )
     ),
 )  # fmt: skip
@@ -92,32 +95,47 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: a rehearsal")
     parser.add_argument("--here", action="store_true", help="run the one part in this process, without a time limit")
+    parser.add_argument("flags", nargs="*", metavar="FLAG", help="after --: flags of main.py for the quickstart")
     arguments = parser.parse_args()
     folder, sizes = Path(arguments.output), TINY if arguments.tiny else WHOLE
-    folder.mkdir(parents=True, exist_ok=True)
     if arguments.here:
         (part,) = arguments.only
+        sizes = dataclasses.replace(sizes, quickstart=(*sizes.quickstart, *arguments.flags))
         PARTS[part](Report(folder / f"{part}.json"), sizes)
         return 0
-    failed = [part for part in arguments.only if not run_part(part, folder, sizes, arguments.tiny)]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONDITIONS, conditions())
+    given, failed, deadline = [*["--tiny"] * arguments.tiny, "--", *arguments.flags], [], time.monotonic()
+    for part in arguments.only:
+        deadline += sizes.seconds[part]
+        if not run_part(part, folder, deadline - time.monotonic(), given):
+            failed.append(part)
     if failed:
         print(f"failed: {', '.join(failed)}; what they had measured is in {folder}", file=sys.stderr)
     return 1 if failed else 0
 
 
-def run_part(part: str, folder: Path, sizes: Sizes, tiny: bool) -> bool:
+def conditions() -> dict[str, Any]:
+    """What all parts are measured under."""
+    # In a process of its own: here JAX would take the memory of the device that the systems under test need.
+    (platform, kind), _, _ = measure.run_in_process(accelerator)
+    packages = ["jax", "flax"] + [name for name in ("torch", "transformers") if importlib.util.find_spec(name)]
+    return measure.conditions(packages) | {"platform": platform, "device": kind}
+
+
+def run_part(part: str, folder: Path, limit: float, given: Sequence[str]) -> bool:
     """Runs a part in a process group of its own, within its time limit; returns whether it came to its end."""
-    path, limit, begun = folder / f"{part}.json", sizes.seconds[part], time.monotonic()
+    path, begun = folder / f"{part}.json", time.monotonic()
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.accelerator", f"--output={folder}", "--only", part, "--here"]
-    print(f"=== {part}, at most {limit} s", flush=True)
-    process = subprocess.Popen(command + ["--tiny"] * tiny, cwd=ROOT, start_new_session=True)
+    print(f"=== {part}, at most {limit:.0f} s", flush=True)
+    process = subprocess.Popen([*command, *given], cwd=ROOT, start_new_session=True)
     try:
         ended = f"exit code {code}" if (code := process.wait(limit)) else None
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.wait()
-        ended = f"not finished within {limit} s"
+        ended = f"not finished within {limit:.0f} s"
     measured = json.loads(path.read_text()) if path.exists() else {}
     seconds = round(time.monotonic() - begun, 1)
     write_json(path, measured | {"part_seconds": seconds} | ({"error": ended} if ended else {}))
@@ -126,18 +144,14 @@ def run_part(part: str, folder: Path, sizes: Sizes, tiny: bool) -> bool:
 
 
 class Report:
-    """The file of a part, and the conditions it is measured under."""
+    """The file of a part, beside that of the conditions."""
 
     def __init__(self, path: Path):
-        # In a process of its own: here JAX would take the memory of the device that the systems under test need.
-        (self.platform, kind), _, _ = measure.run_in_process(accelerator)
-        packages = ["jax", "flax"] + [name for name in ("torch", "transformers") if importlib.util.find_spec(name)]
-        self.path = path
-        self._conditions = measure.conditions(packages) | {"platform": self.platform, "device": kind}
+        self.path, self.conditions = path, json.loads(path.with_name(CONDITIONS).read_text())
 
     def write(self, results: Mapping[str, Any]) -> None:
         """Writes what has been measured so far."""
-        write_json(self.path, {"conditions": self._conditions, "results": dict(results)})
+        write_json(self.path, {"conditions": self.conditions, "results": dict(results)})
 
 
 # --- The parts ---------------------------------------------------------------------------------------------
@@ -145,16 +159,15 @@ class Report:
 
 def laws(report: Report, sizes: Sizes) -> None:
     """Equalities that must hold on any device."""
-    with tempfile.TemporaryDirectory() as directory:
-        outcome = Path(directory, "report.xml")
-        command = [sys.executable, "-m", "pytest", "-m", "accelerator", "tests/test_accelerator.py"]
-        subprocess.run(
-            [*command, f"--junitxml={outcome}"], cwd=ROOT, env=os.environ | {"T2T_JAX_TEST_DEVICE": "1"}, check=False
-        )
-        cases = list(ElementTree.parse(outcome).getroot().iter("testcase"))
-    outcomes = {case.get("name"): next((child.tag for child in case), "passed") for case in cases}
-    report.write(outcomes)
-    if not cases or "failure" in outcomes.values() or "error" in outcomes.values():
+    command = [sys.executable, "-u", "-m", "pytest", "-vv", "tests/test_accelerator.py", *sizes.laws]
+    environment, outcomes = os.environ | {"T2T_JAX_TEST_DEVICE": "1"}, {}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as tests:
+        for line in tests.stdout:
+            print(line, end="", flush=True)
+            if outcome := re.match(r"\S+::(\S+) ([A-Z]+) ", line):
+                outcomes[outcome[1]] = outcome[2].lower()
+                report.write(outcomes)
+    if tests.returncode:
         raise SystemExit(1)
 
 
@@ -193,7 +206,7 @@ def train(report: Report, sizes: Sizes) -> None:
     results, failed = {}, False
     for model, group in groups_of(sizes):
         try:
-            results |= steps_of(model, group, sizes, report.platform)
+            results |= steps_of(model, group, sizes, report.conditions["platform"])
             report.write(results)
         except Exception:  # without memory for one group there may be enough for the next
             traceback.print_exc()
@@ -322,7 +335,10 @@ def quickstart(report: Report, sizes: Sizes) -> None:
     with tempfile.TemporaryDirectory() as directory:
         begun = time.monotonic()
         command = [sys.executable, "main.py", "--config=configs/quickstart.py", f"--workdir={directory}/run"]
-        subprocess.run([*command, *sizes.quickstart], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [*command, "--preset=gpu", *sizes.quickstart], cwd=ROOT, stdout=subprocess.DEVNULL, check=True,
+            env=os.environ | {"PIP_RETRIES": "0"},  # or it would take minutes to find that there is no network
+        )  # fmt: skip
         seconds = time.monotonic() - begun
         result = json.loads(Path(directory, "run", "result.json").read_text())
         found = {name: result[name] for name in ("training_seconds", "target_tokens_per_second", "steps")}

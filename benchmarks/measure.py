@@ -147,9 +147,11 @@ def _measured(pipe: Any, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 def _own_peak_bytes() -> int:
-    """Peak resident memory of this process. `getrusage` is no use: its peak starts at that of the parent process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    """Peak resident memory of this process, 0 where the kernel (gVisor) does not tell.
+
+    `getrusage` is no use: its peak starts at that of the parent process.
+    """
+    return _bytes_in("/proc/self/status", "VmHWM:")
 
 
 def _process_tree(pid: int) -> Iterator[int]:
@@ -163,10 +165,14 @@ def _process_tree(pid: int) -> Iterator[int]:
 def _proportional_bytes(pid: int) -> int:
     """Proportional set size: a page shared by n processes counts 1/n for each. 0 once the process has exited."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return _bytes_in(f"/proc/{pid}/smaps_rollup", "Pss:")
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def _bytes_in(file: str | Path, field: str) -> int:
+    lines = Path(file).read_text().splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field)), 0)
 
 
 def conditions(packages: Sequence[str]) -> dict[str, Any]:

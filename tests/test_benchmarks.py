@@ -1,7 +1,6 @@
 """The measuring code of `benchmarks/`, the batches of the training benchmark, and the fault table's list of tests."""
 
 import contextlib
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -19,6 +18,7 @@ from benchmarks import accelerator, faults, measure, training_batches
 from benchmarks.training_systems import JaxStep, TorchStep, environment
 from t2t_jax import huge_pages
 from t2t_jax.data.token_store import Sentences
+from tests.data.toy_corpus import write_splits
 
 
 def build(word):
@@ -177,7 +177,9 @@ import atexit, os, sys
 from importlib.machinery import PathFinder
 
 find_spec = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in {refused} else find_spec(name, *rest)
+PathFinder.find_spec = classmethod(
+    lambda cls, name, *rest: None if name.partition(".")[0] in {refused} else find_spec(name, *rest)
+)
 
 @atexit.register
 def refuse_to_hold_the_device():
@@ -209,7 +211,8 @@ def image(tmp_path):
     """
     ours, added = ({pin.partition("==")[0] for pin in pins(file)} for file in
                    ("requirements.lock", "benchmarks/requirements-accelerator.txt"))  # fmt: skip
-    missing = ours - added - required(ON_THE_IMAGE.split())
+    plugins = [*importlib.metadata.entry_points(group="pytest11"), *importlib.metadata.entry_points(group="hypothesis")]
+    missing = ours - added - required([*ON_THE_IMAGE.split(), *(plugin.dist.name for plugin in plugins)])
     refused = [module for module, names in importlib.metadata.packages_distributions().items()
                if missing.issuperset(re.sub("[-_.]+", "-", name).lower() for name in names)]  # fmt: skip
     (tmp_path / "sitecustomize.py").write_text(SITE.format(refused=refused))
@@ -224,19 +227,68 @@ def test_an_accelerators_image_and_its_additions_are_all_that_its_benchmark_impo
 
 @pytest.mark.slow
 def test_the_benchmark_of_an_accelerator_is_rehearsed_on_a_cpu(tmp_path, image):
-    """Its laws are tests of the suite."""
-    parts = ["rates", "training", "projection", "decoding", "quickstart"]
-    command = [sys.executable, "-m", "benchmarks.accelerator", f"--output={tmp_path}", "--tiny", "--only", *parts]
+    """With PyTorch's and transformers' side, which is the likeliest to fail elsewhere."""
+    for package in ("torch", "transformers"):
+        pytest.importorskip(package)
+    corpus = {"corpus": "files", "directory": tmp_path / "stores", "vocab_size": 340, **write_splits(tmp_path)}
+    flags = [f"--config.data.{field}={value}" for field, value in corpus.items()]
+    command = [sys.executable, "-m", "benchmarks.accelerator", f"--output={tmp_path}", "--tiny", "--", *flags]
     done = subprocess.run(command, cwd=ROOT, env=image, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for part in parts:
-        found = json.loads((tmp_path / f"{part}.json").read_text())
-        assert found["conditions"]["platform"] == "cpu" and found["results"] and "error" not in found
-        assert all(isinstance(number, (int, float)) for number in found["results"].values())
+    files = {part: json.loads((tmp_path / f"{part}.json").read_text()) for part in accelerator.PARTS}
+    assert {found["conditions"]["platform"] for found in files.values()} == {"cpu"}
+    assert files.pop("laws")["results"] == {"test_a_step_taken_twice_is_the_same_to_the_last_bit": "passed"}
+    numbers = [number for found in files.values() for number in found["results"].values()]
+    assert all(isinstance(number, (int, float)) for number in numbers)
+    assert {"base_fused_step_seconds", "base_torch_bfloat16_step_seconds"} <= files["training"]["results"].keys()
+    systems = {name.partition("_")[0] for name in files["decoding"]["results"]}
+    assert systems == {"ours", "transformers"}
 
 
 def test_a_part_that_takes_too_long_is_ended_and_says_so(tmp_path):
-    sizes = dataclasses.replace(accelerator.TINY, seconds={"rates": 1})
-    assert not accelerator.run_part("rates", tmp_path, sizes, tiny=True)
+    assert not accelerator.run_part("rates", tmp_path, 1.0, ["--tiny"])
     found = json.loads((tmp_path / "rates.json").read_text())
     assert found["error"] == "not finished within 1 s" and found["part_seconds"] < 5
+    assert sum(accelerator.WHOLE.seconds.values()) <= 9 * 60
+
+
+@pytest.fixture
+def report(tmp_path):
+    """The report of a part on a GPU that is not here."""
+    (tmp_path / accelerator.CONDITIONS).write_text('{"platform": "gpu"}')
+    return accelerator.Report(tmp_path / "part.json")
+
+
+def test_the_hours_of_the_papers_steps_are_by_our_most_tokens_a_second_and_of_measured_models_alone(tmp_path, report):
+    """Steps in buckets are shorter than packed ones, with fewer tokens."""
+    rates = {"base_fused": 500_000, "base_fused_buckets": 400_000, "base_torch_bfloat16": 900_000}
+    results = {f"gpu_{name}_target_tokens_per_second": rate for name, rate in rates.items()}
+    results |= {"gpu_base_fused_step_seconds": 0.05, "gpu_base_fused_buckets_step_seconds": 0.04}
+    (tmp_path / "training.json").write_text(json.dumps({"results": results}))
+    accelerator.project(report, accelerator.WHOLE)
+    found = json.loads(report.path.read_text())
+    assert found == {
+        "conditions": {"platform": "gpu"},
+        "results": {"base_hours_of_the_papers_steps": pytest.approx(100_000 * 25_000 / 500_000 / 3600)},
+    }
+
+
+def test_steps_that_fail_cost_no_others(report, monkeypatch):
+    def steps_of(model, group, sizes, platform):
+        if "unfused" in group:
+            raise MemoryError
+        return {f"{platform}_{name}": 1.0 for name in group}
+
+    groups = [("big", dict.fromkeys(names)) for names in (["fused", "unfused"], ["torch"])]
+    monkeypatch.setattr(accelerator, "groups_of", lambda sizes: groups)
+    monkeypatch.setattr(accelerator, "steps_of", steps_of)
+    with pytest.raises(SystemExit):
+        accelerator.train(report, accelerator.WHOLE)
+    assert json.loads(report.path.read_text())["results"] == {"gpu_torch": 1.0}
+
+
+def test_memory_that_a_kernel_does_not_tell_counts_as_none(tmp_path):
+    """gVisor's /proc/self/status has no VmHWM."""
+    (tmp_path / "status").write_text("VmSize:\t 900 kB\nVmRSS:\t 300 kB\n")
+    assert measure._bytes_in(tmp_path / "status", "VmHWM:") == 0
+    assert measure._bytes_in(tmp_path / "status", "VmRSS:") == 300 * 1024
