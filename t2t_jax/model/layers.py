@@ -240,6 +240,8 @@ class Dropout(nn.Module):
     def __call__(self, x: Float[Array, "B ..."], rows: Rows) -> Float[Array, "B ..."]:
         if rows is None or self.rate == 0:
             return x
-        keep = keep_mask(self.make_rng("dropout"), 1 - self.rate, x.shape, rows)
-        scaled = x.astype(jnp.float32) * (1 / (1 - self.rate))  # in bfloat16, 1/0.9 would be 1.109
-        return jnp.where(keep, scaled, 0).astype(x.dtype)
+        scale, keep_probability = np.asarray(1 / (1 - self.rate), x.dtype), 1 - self.rate
+        if x.dtype == jnp.bfloat16:  # in which 1/0.9 is 1.109: the mean is kept if as much less is dropped
+            keep_probability = 1 / float(scale)
+        keep = keep_mask(self.make_rng("dropout"), keep_probability, x.shape, rows)
+        return jnp.where(keep, x * scale, jnp.zeros_like(x))

@@ -132,13 +132,12 @@ def test_dropout_scales_kept_elements_and_is_the_identity_outside_training():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])
-def test_dropout_in_bfloat16_scales_without_a_bias(rate):
-    """Products are rounded, up and down; the factor is not: 1/0.9 would be 1.109."""
-    x = jax.random.uniform(jax.random.key(1), (500, 600), jnp.bfloat16, 1, 2)
-    dropped = Dropout(rate).apply({}, x, jnp.arange(500), rngs={"dropout": jax.random.key(0)})
-    kept = np.asarray(dropped, np.float64), np.asarray(x, np.float64)
+def test_dropout_in_bfloat16_keeps_the_mean(rate):
+    """1/0.9 is 1.109 there, and the expectation would be 0.9984 of x."""
+    x = jnp.ones((2000, 2000), jnp.bfloat16)
+    dropped = Dropout(rate).apply({}, x, jnp.arange(2000), rngs={"dropout": jax.random.key(0)})
     assert dropped.dtype == x.dtype
-    assert kept[0].sum() / kept[1][kept[0] > 0].sum() == pytest.approx(1 / (1 - rate), rel=2e-4)
+    assert np.asarray(dropped, np.float64).mean() == pytest.approx(1, abs=4e-4)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])
