@@ -210,8 +210,9 @@ def forced_search(translator: Any, sources: np.ndarray, beam_size: int, steps: i
 
     options = SearchOptions(beam_size=beam_size, alpha=0.0, min_length=steps)
     requests = [Request([*map(int, ids), EOS], steps) for ids in sources]
-    found = list(search_all(translator.ensemble, requests, options, translator.mesh))
-    assert len(found) == len(sources) and all(h.lengths[0] == steps for _, h in found)
+    searches = search_all(translator.ensemble, requests, options, translator.mesh)
+    found = [hypotheses for results in searches for _, hypotheses in results]
+    assert len(found) == len(sources) and all(hypotheses.lengths[0] == steps for hypotheses in found)
 
 
 def our_batches(run: Path, dtype: str) -> dict[str, Callable[[], Any]]:
