@@ -32,7 +32,7 @@ from t2t_jax.serving.warm_up import sample_batches
 from t2t_jax.visualization import page as attention_page
 
 _TRANSLATE, _ATTENTION, _WARM_UP = "translate", "attention", "warm-up"
-_LONGEST_WAIT = 0.8  # of the time for an answer: the rest is for the batch at work and the request's own
+_WAITING_SHARE = 0.8  # of the time for an answer: the rest is for the batch at work and the request's own
 
 
 class Demo:
@@ -64,7 +64,7 @@ class Demo:
             self._work,
             batch_items=limits.batch_sentences,
             waiting_items=limits.waiting_sentences,
-            longest_wait=_LONGEST_WAIT * limits.request_seconds,
+            longest_wait=_WAITING_SHARE * limits.request_seconds,
         )
         self._warm_up: list[Job] = []
         self._metrics = Metrics()
@@ -180,21 +180,23 @@ class Demo:
                 return answered.result()
             if left.done():
                 raise ClientDisconnect
-            self._refused("time")
-            reason = f"not done within {seconds:g} s; try again, or send less"
-            raise HTTPException(503, reason, {"Retry-After": str(self._batcher.retry_after())})
+            raise self._unavailable("time", f"not done within {seconds:g} s; try again, or send less")
         except asyncio.CancelledError:  # by uvicorn, after `stop_seconds`
             raise HTTPException(503, "the server is stopping; try again", {"Retry-After": "1"}) from None
         except Exception as error:
             if not (memory := memory_reason(error)):
                 raise
-            self._refused("memory")
             reason = f"out of memory ({memory}); send fewer or shorter sentences, or lower beam_size"
-            raise HTTPException(503, reason, {"Retry-After": str(self._batcher.retry_after())}) from None
+            raise self._unavailable("memory", reason) from None
         finally:
             left.cancel()
             if not answered.done():
                 self._batcher.withdraw(job)
+
+    def _unavailable(self, kind: str, reason: str) -> HTTPException:
+        """The 503 of a valid request that is refused, which is counted."""
+        self._refused(kind)
+        return HTTPException(503, reason, {"Retry-After": str(self._batcher.retry_after())})
 
     def _answered(self, status: int) -> None:
         self._metrics.add("t2t_requests_total", status=status)
