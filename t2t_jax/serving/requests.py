@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from t2t_jax.data.tokenizer import lone_surrogate
+from t2t_jax.data.plain_text import lone_surrogate
 from t2t_jax.decoding.grammars import check_grammar
 from t2t_jax.decoding.long_sentences import sentences_of
 from t2t_jax.decoding.translator import Translator, check_options
