@@ -8,7 +8,6 @@ and its decoder input starts with the embedding of EOS, where ours starts with a
 """
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,8 +33,8 @@ from t2t_jax.interop.foreign import (
     read_torch_file,
     torch_tensors,
 )
-from t2t_jax.interop.imported import MAX_EXTRA_LENGTH, run_command, write_run
-from t2t_jax.interop.torch_names import Params, State, from_torch, has_attention_bias, take, torch_shapes
+from t2t_jax.interop.imported import MAX_EXTRA_LENGTH, assemble, run_command, write_run
+from t2t_jax.interop.torch_names import Params, State, take, torch_shapes
 from t2t_jax.interop.vocabulary import in_our_order
 from t2t_jax.model.layers import t2t_positions
 from t2t_jax.model.transformer import TransformerConfig
@@ -87,17 +86,11 @@ def from_fairseq(
         tables, start = _tables(state, theirs, len(ids))
         positions = _positions(state, rows, learned, start)
         embeddings = _embeddings(tables, vocabulary.ids)
-        config = dataclasses.replace(
-            config,
-            attention_bias=has_attention_bias(state),
-            share_embeddings="embedding" in embeddings,
-            logits_bias="logits_bias" in embeddings,
-        )
-        params = from_torch(state, config) | embeddings | positions
+        config, params = assemble(config, state, embeddings)
         write_run(
             target,
             config,
-            params,
+            params | positions,
             {JOINT_FILE: vocabulary.model},
             origin="fairseq",
             max_length=max_length,

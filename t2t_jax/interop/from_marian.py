@@ -8,7 +8,6 @@ SentencePiece models of their own, they become separate vocabularies.
 """
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,9 +34,9 @@ from t2t_jax.interop.foreign import (
     safetensors_tensors,
     torch_tensors,
 )
-from t2t_jax.interop.imported import run_command, write_run
+from t2t_jax.interop.imported import assemble, run_command, write_run
 from t2t_jax.interop.to_marian import sines_first
-from t2t_jax.interop.torch_names import Params, State, from_torch, has_attention_bias, permute_channels, torch_shapes
+from t2t_jax.interop.torch_names import Params, State, permute_channels, torch_shapes
 from t2t_jax.interop.vocabulary import Vocabulary, in_our_order, of_source, of_target
 from t2t_jax.model.transformer import TransformerConfig
 
@@ -62,13 +61,7 @@ def from_marian(folder: str | Path, run: str | Path) -> None:
         config = TransformerConfig(**sizes, **shape)
         state = permute_channels(_state(folder, config), np.argsort(sines_first(config.d_model)))
         embeddings = _embeddings(state, theirs, vocabularies)
-        config = dataclasses.replace(
-            config,
-            attention_bias=has_attention_bias(state),
-            share_embeddings="embedding" in embeddings,
-            logits_bias="logits_bias" in embeddings,
-        )
-        params = from_torch(state, config) | embeddings
+        config, params = assemble(config, state, embeddings)
         files = vocabularies.files
         write_run(target, config, params, files, origin="marian", max_length=max_length, languages=languages)
 

@@ -14,11 +14,22 @@ from t2t_jax import signals
 from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.errors import DamagedError, InputError, exit_code_of
-from t2t_jax.interop.torch_names import Params
+from t2t_jax.interop.torch_names import Params, State, from_torch, has_attention_bias
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
 from t2t_jax.run_folder import RunFolder
 
 MAX_EXTRA_LENGTH = 50  # of a translation beyond its source (§6.1)
+
+
+def assemble(config: TransformerConfig, state: State, embeddings: Params) -> tuple[TransformerConfig, Params]:
+    """The config with the variants that the parameters show, and our parameters: `embeddings` and those in `state`."""
+    config = dataclasses.replace(
+        config,
+        attention_bias=has_attention_bias(state),
+        share_embeddings="embedding" in embeddings,
+        logits_bias="logits_bias" in embeddings,
+    )
+    return config, from_torch(state, config) | embeddings
 
 
 def write_run(
