@@ -1,17 +1,18 @@
-"""Everything to be known about one accelerator, by one command in under nine minutes: equalities first, then speed.
+"""Everything to be known about one accelerator, by one command in under nine minutes: speed, then equalities.
 
     python -m benchmarks.accelerator --output DIR [--only PART …] [--tiny] [-- FLAG …]
 
 Each part is a process with a time limit, to which is added what the parts before it left of theirs. It writes
 DIR/PART.json, again and again where it has several numbers, so that what an interrupted run has measured is there:
 
-laws        the tests marked `accelerator`, on the device
 rates       TFLOP/s of large matrix products in bfloat16, TB/s of a copy
-training    steps of base and big at 25,000 + 25,000 tokens of packed rows: attention fused or not, base also without
-            our compiler options and in buckets, in turns; then of PyTorch (scaled_dot_product_attention, fused Adam),
-            with and without torch.compile
-projection  hours of the paper's 100,000 and 300,000 steps, by the fastest of ours in DIR/training.json
+training    steps of base and big at 25,000 + 25,000 tokens: ours in packed rows; then PyTorch's, compiled and, of
+            base, not (scaled_dot_product_attention, fused Adam, sentences sorted by length)
+projection  from DIR/training.json and DIR/rates.json: the share of the matrix rate that ours sustains, and the hours
+            of the paper's 100,000 and 300,000 steps
 decoding    sentences a second of base, beam 4, 64 forced steps, beside Hugging Face's MarianMTModel.generate
+ablations   steps of base with XLA's attention, without our compiler options, in buckets of equal lengths
+laws        the tests marked `accelerator`, on the device
 quickstart  seconds to the quickstart's BLEU, with --preset=gpu and the FLAGs: a corpus, where there is no network
 
 PyTorch and transformers are left out where they are missing. `--tiny` is a rehearsal of the same code, on any machine.
@@ -33,7 +34,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,15 +43,36 @@ from benchmarks.data import default
 from benchmarks.decoding import random_sources
 from benchmarks.measure import System
 from benchmarks.training_batches import Batch
-from benchmarks.training_systems import TRAIN, JaxStep, Setting, TorchStep, accelerator, start, write_initial
+from benchmarks.training_systems import (
+    TRAIN,
+    JaxStep,
+    Setting,
+    TorchStep,
+    accelerator,
+    start,
+    step_operations,
+    write_initial,
+)
 from experiments import paper
 from t2t_jax.errors import exit_code_of
 from t2t_jax.files import write_json
 
 ROOT = Path(__file__).parents[1]
 CONDITIONS = "conditions.json"
+WARM_UP = "warm up"  # the case of a system that compiles the others
 
-Group = dict[str, tuple[JaxStep | TorchStep, list[Batch]]]  # training steps by name, each with its batches
+MEMORY_OF_ALL_PEERS = 90  # GiB, for PyTorch's steps of both models at once
+
+
+class Case(NamedTuple):
+    """A training step and its batches."""
+
+    model: str
+    variant: JaxStep | TorchStep
+    batches: list[Batch]
+
+
+Group = dict[str, Case]  # by name: steps that are in memory together and take turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +95,11 @@ class Sizes:
     quickstart: tuple[str, ...] = ()
 
 
-WHOLE = Sizes({"laws": 110, "rates": 25, "training": 215, "projection": 5, "decoding": 90, "quickstart": 95})
+WHOLE = Sizes(
+    {
+        "rates": 25, "training": 190, "projection": 5, "decoding": 80, "ablations": 75, "laws": 90, "quickstart": 75,
+    }
+)  # fmt: skip
 TINY = Sizes(
     dict.fromkeys(WHOLE.seconds, 240), matrix=64, copied_gib=0.001, models=("base",),
     shape={"num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_k": 8, "d_v": 8},
@@ -118,9 +144,9 @@ def main() -> int:
 def conditions() -> dict[str, Any]:
     """What all parts are measured under."""
     # In a process of its own: here JAX would take the memory of the device that the systems under test need.
-    (platform, kind), _, _ = measure.run_in_process(accelerator)
+    (platform, kind, memory), _, _ = measure.run_in_process(accelerator)
     packages = ["jax", "flax"] + [name for name in ("torch", "transformers") if importlib.util.find_spec(name)]
-    return measure.conditions(packages) | {"platform": platform, "device": kind}
+    return measure.conditions(packages) | {"platform": platform, "device": kind, "memory_gib": memory}
 
 
 def run_part(part: str, folder: Path, limit: float, given: Sequence[str]) -> bool:
@@ -159,13 +185,25 @@ class Report:
 
 def laws(report: Report, sizes: Sizes) -> None:
     """Equalities that must hold on any device."""
-    command = [sys.executable, "-u", "-m", "pytest", "-vv", "tests/test_accelerator.py", *sizes.laws]
-    environment, outcomes = os.environ | {"T2T_JAX_TEST_DEVICE": "1"}, {}
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "pytest",
+        "-vv",
+        "-n",
+        "4",
+        "--tb=short",
+        "tests/test_accelerator.py",
+        *sizes.laws,
+    ]
+    environment = os.environ | {"T2T_JAX_TEST_DEVICE": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    outcomes = {}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as tests:
         for line in tests.stdout:
             print(line, end="", flush=True)
-            if outcome := re.match(r"\S+::(\S+) ([A-Z]+) ", line):
-                outcomes[outcome[1]] = outcome[2].lower()
+            if outcome := re.match(r"\[gw\d+\] \[ *\d+%\] ([A-Z]+) \S+::(\S+)", line):
+                outcomes[outcome[2]] = outcome[1].lower()
                 report.write(outcomes)
     if tests.returncode:
         raise SystemExit(1)
@@ -202,11 +240,63 @@ def seconds_of(function: Callable[[Any], Any], argument: Any, calls: int = 20) -
 
 
 def train(report: Report, sizes: Sizes) -> None:
-    """Seconds of a step and real target tokens a second, of a group of steps after another."""
+    """Our training steps and PyTorch's, one group after another."""
+    measure_groups(report, sizes, training_groups(sizes, report.conditions.get("memory_gib", 0.0)))
+
+
+def ablate(report: Report, sizes: Sizes) -> None:
+    """Our training step of base with one thing changed."""
+    ours = JaxStep("bfloat16", fused_attention=True)
+    packed, buckets = packed_batches(sizes), batches_in_buckets(sizes)
+    group = {
+        "base unfused": Case("base", dataclasses.replace(ours, fused_attention=False), packed),
+        "base no compiler options": Case("base", dataclasses.replace(ours, compiler_options=False), packed),
+        "base buckets": Case("base", ours, buckets),
+    }
+    measure_groups(report, sizes, [group])
+
+
+def training_groups(sizes: Sizes, memory_gib: float) -> list[Group]:
+    """All of ours; then all of PyTorch's, or those of each model where memory is less."""
+    packed, ours = packed_batches(sizes), JaxStep("bfloat16", fused_attention=True)
+    groups = [{model: Case(model, ours, packed) for model in sizes.models}]
+    if not importlib.util.find_spec("torch"):
+        return groups
+    batches = training_batches.theirs(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches)
+    variants = training.torch_variants("bfloat16")
+    theirs = [
+        {f"{model} {name}": Case(model, variants[name], batches) for name in names}
+        # Of big, whose steps take the most memory, the last one alone: compiled where that is possible.
+        for model, names in {model: list(variants)[-1 if model == "big" else 0 :] for model in sizes.models}.items()
+    ]
+    at_once = {name: case for group in theirs for name, case in group.items()}
+    return groups + ([at_once] if memory_gib >= MEMORY_OF_ALL_PEERS else theirs)
+
+
+@functools.cache
+def sentences(vocab_size: int) -> tuple[Any, Any]:
+    """Random ids with the lengths of WMT14's sentences."""
+    return training_batches.sentences(None, vocab_size)
+
+
+def packed_batches(sizes: Sizes) -> list[Batch]:
+    """Of our training with --preset=gpu."""
+    layout = {"num_buckets": 1, "packing": True, "packing_shapes": default("packing_shapes")}
+    return training_batches.ours(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches, **layout)
+
+
+def batches_in_buckets(sizes: Sizes) -> list[Batch]:
+    """Of our training without packing, of a few of its shapes."""
+    shapes = default("num_buckets")
+    return training_batches.ours(*sentences(sizes.vocab_size), sizes.tokens, sizes.bucket_shapes, num_buckets=shapes)
+
+
+def measure_groups(report: Report, sizes: Sizes, groups: Sequence[Group]) -> None:
+    """Seconds of a step, real target tokens a second and TFLOP/s of each case."""
     results, failed = {}, False
-    for model, group in groups_of(sizes):
+    for group in groups:
         try:
-            results |= steps_of(model, group, sizes, report.conditions["platform"])
+            results |= steps_of(group, sizes, report.conditions["platform"])
             report.write(results)
         except Exception:  # without memory for one group there may be enough for the next
             traceback.print_exc()
@@ -215,64 +305,70 @@ def train(report: Report, sizes: Sizes) -> None:
         raise SystemExit(1)
 
 
-def groups_of(sizes: Sizes) -> list[tuple[str, Group]]:
-    """Each model's steps: ours, which are in memory together, then each of PyTorch's alone."""
-    sides = training_batches.sentences(None, sizes.vocab_size)
-    ours = functools.partial(training_batches.ours, *sides, sizes.tokens)
-    packed = ours(sizes.batches, num_buckets=1, packing=True)
-    buckets = ours(sizes.bucket_shapes, num_buckets=default("num_buckets"))
-    fused = JaxStep("bfloat16", fused_attention=True)
-    both = {"fused": (fused, packed), "unfused": (JaxStep("bfloat16"), packed)}
-    base_alone = {
-        "fused, no compiler options": (dataclasses.replace(fused, compiler_options=False), packed),
-        "fused, buckets": (fused, buckets),
-    }
-    groups = [(model, both | base_alone if model == "base" else both) for model in sizes.models]
-    if importlib.util.find_spec("torch"):
-        theirs = training_batches.theirs(*sides, sizes.tokens, sizes.batches)
-        variants = training.torch_variants("bfloat16").items()
-        groups += [(model, {name: (variant, theirs)}) for model in sizes.models for name, variant in variants]
-    return groups
-
-
-def steps_of(model: str, group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
+def steps_of(group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
     """The numbers of a group, which is compiled at once and then takes turns."""
-    shape, work = training.shape_of(model) | sizes.shape, {name: batches for name, (_, batches) in group.items()}
     with tempfile.TemporaryDirectory() as directory:
-        setting = Setting(shape, sizes.vocab_size, sizes.tokens, sizes.rounds, platform, f"{directory}/initial.npz")
-        measure.run_in_process(write_initial, setting)
-        systems = start({name: variant for name, (variant, _) in group.items()}, setting, work)
+        settings = {
+            model: Setting(
+                training.shape_of(model) | sizes.shape, sizes.vocab_size, sizes.tokens, sizes.rounds, platform,
+                f"{directory}/{model}.npz",
+            )
+            for model in {case.model for case in group.values()}
+        }  # fmt: skip
+        for model in {case.model for case in group.values() if isinstance(case.variant, TorchStep)}:
+            measure.run_in_process(write_initial_by_cpu, settings[model])
+        systems = [
+            system
+            for name, case in group.items()
+            for system in start({name: case.variant}, settings[case.model], {name: case.batches})
+        ]
         with measure.running(systems) as named:
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 list(pool.map(lambda system: system.run(TRAIN), named.values()))  # compiles
             taken = measure.take_turns(named, TRAIN, sizes.rounds)
     results = {}
     for name, seconds in taken.items():
-        tokens = sum(int(np.count_nonzero(batch["targets"])) for batch in work[name])
-        key = setting.result_name(f"{model} {name}")
-        results[f"{key}_step_seconds"] = statistics.median(seconds) / len(work[name])
-        results[f"{key}_target_tokens_per_second"] = tokens / statistics.median(seconds)
-        print(f"{key}: {results[f'{key}_target_tokens_per_second']:,.0f} target tokens/s", flush=True)
+        model, _, batches = group[name]
+        tokens = sum(int(np.count_nonzero(batch["targets"])) for batch in batches)
+        operations = sum(step_operations(settings[model], batch) for batch in batches)
+        key, second = settings[model].result_name(name), statistics.median(seconds)
+        results[f"{key}_step_seconds"] = second / len(batches)
+        results[f"{key}_target_tokens_per_second"] = tokens / second
+        results[f"{key}_tflops"] = operations / second / 1e12
+        print(f"{key}: {tokens / second:,.0f} target tokens/s", flush=True)
     return results
 
 
+def write_initial_by_cpu(setting: Setting) -> None:
+    """Writes the initial parameters without using the device, in a process of its own."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    write_initial(setting)
+
+
 def project(report: Report, sizes: Sizes) -> None:
-    """Hours of the paper's steps, at the most tokens a second of ours; of a model without steps, nothing."""
-    measured = json.loads(report.path.with_name("training.json").read_text())["results"]
+    """Of our steps of each model: their share of the matrix rate, and the hours of the paper's; of none, nothing."""
+    rates, measured = (read_results(report, part) for part in ("rates", "training"))
     results = {}
     for model in sizes.models:
-        rates = [
-            rate for name, rate in measured.items()
-            if f"{model}_" in name and "torch" not in name and name.endswith("tokens_per_second")
-        ]  # fmt: skip
-        if rates:
-            hours = paper.train_steps(model) * sizes.tokens / max(rates) / 3600
-            results[f"{model}_hours_of_the_papers_steps"] = hours
+        names = (model, f"{report.conditions['platform']}_{model}")
+        prefix = next((name for name in names if f"{name}_tflops" in measured), None)
+        if prefix is None:
+            continue
+        tokens = paper.train_steps(model) * sizes.tokens
+        results[f"{model}_hours_of_the_papers_steps"] = tokens / measured[f"{prefix}_target_tokens_per_second"] / 3600
+        if "matrix_tflops" in rates:
+            results[f"{model}_share_of_the_matrix_rate"] = measured[f"{prefix}_tflops"] / rates["matrix_tflops"]
     report.write(results)
 
 
+def read_results(report: Report, part: str) -> dict[str, float]:
+    """What another part has measured."""
+    path = report.path.with_name(f"{part}.json")
+    return json.loads(path.read_text()).get("results", {}) if path.exists() else {}
+
+
 def decode(report: Report, sizes: Sizes) -> None:
-    """Sentences a second at several numbers of rows, of one system after the other."""
+    """Sentences a second at several numbers of rows, in turns."""
     searches = {"ours": our_searches}
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
         searches["transformers"] = their_searches
@@ -280,16 +376,19 @@ def decode(report: Report, sizes: Sizes) -> None:
     with tempfile.TemporaryDirectory() as directory:
         folders = {name: Path(directory, name) for name in searches}
         measure.run_in_process(write_models, folders, sizes)
-        for name, build in searches.items():
-            with measure.running([System(name, build, folders[name], sizes)]) as named:
-                for rows in sizes.decoding_rows:
-                    (seconds,) = measure.take_turns(named, str(rows), sizes.rounds).values()
+        systems = [System(name, build, folders[name], sizes) for name, build in searches.items()]
+        with measure.running(systems) as named:
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                list(pool.map(lambda system: system.run(WARM_UP), named.values()))
+            for rows in sizes.decoding_rows:
+                for name, seconds in measure.take_turns(named, str(rows), sizes.rounds).items():
                     results[f"{name}_{rows}_rows_sentences_per_second"] = rows / statistics.median(seconds)
-                    report.write(results)
+                report.write(results)
 
 
 def write_models(folders: Mapping[str, Path], sizes: Sizes) -> None:
-    """The same random model for each system, in its folder."""
+    """The same random model for each system, in its folder; made without using the device, in a process of its own."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
     from t2t_jax.interop.export import export_run
 
     run = folders["ours"]
@@ -306,7 +405,13 @@ def our_searches(run: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
     def search(rows):
         decoding.forced_search(translator, random_sources(rows, sizes.vocab_size), 4, sizes.decoding_steps)
 
-    return {str(rows): functools.partial(search, rows) for rows in sizes.decoding_rows}
+    cases = {str(rows): functools.partial(search, rows) for rows in sizes.decoding_rows}
+
+    def compile_all():
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(lambda case: case(), cases.values()))
+
+    return cases | {WARM_UP: compile_all}
 
 
 def their_searches(folder: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
@@ -327,7 +432,8 @@ def their_searches(folder: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    return {str(rows): functools.partial(search, rows) for rows in sizes.decoding_rows}
+    cases = {str(rows): functools.partial(search, rows) for rows in sizes.decoding_rows}
+    return cases | {WARM_UP: cases[str(sizes.decoding_rows[0])]}
 
 
 def quickstart(report: Report, sizes: Sizes) -> None:
@@ -346,7 +452,7 @@ def quickstart(report: Report, sizes: Sizes) -> None:
 
 
 PARTS = {
-    "laws": laws, "rates": rates, "training": train, "projection": project, "decoding": decode,
+    "rates": rates, "training": train, "projection": project, "decoding": decode, "ablations": ablate, "laws": laws,
     "quickstart": quickstart,
 }  # fmt: skip
 

@@ -158,8 +158,9 @@ def _process_tree(pid: int) -> Iterator[int]:
     """The ids of a process and all its descendants."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in thread.read_text().split():
-            yield from _process_tree(int(child))
+        with contextlib.suppress(OSError):  # the thread has ended
+            for child in thread.read_text().split():
+                yield from _process_tree(int(child))
 
 
 def _proportional_bytes(pid: int) -> int:

@@ -91,13 +91,24 @@ class Trainer:
     """The model, Adam and the training step.
 
     `tuned`: fused Adam, and no padding mask where no real token attends to padding; otherwise the plain version.
-    bfloat16 means autocast. Float32 matrix products may use TF32 on GPUs, as XLA's do.
+    bfloat16 means autocast. Float32 matrix products may use TF32 on GPUs, as XLA's do. With `several_shapes` of batches
+    it is compiled once for all shapes.
     """
 
-    def __init__(self, model: Transformer, *, label_smoothing: float, dtype: str, tuned: bool, compiled: bool):
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        label_smoothing: float,
+        dtype: str,
+        tuned: bool,
+        compiled: bool,
+        several_shapes: bool = False,
+    ):
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model, self._label_smoothing, self._tuned = model.to(self._device), label_smoothing, tuned
-        self._dtype, self._forward = getattr(torch, dtype), torch.compile(self._loss) if compiled else self._loss
+        self._dtype = getattr(torch, dtype)
+        self._forward = torch.compile(self._loss, dynamic=several_shapes or None) if compiled else self._loss
         fused = {"fused": True} if tuned else {}
         self._adam = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, **fused)
         torch.backends.cuda.matmul.allow_tf32 = True

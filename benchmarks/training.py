@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=["dense", "lengths", "ablations"], help="only these tables")
     arguments = parser.parse_args()
 
-    (device, kind), _, _ = measure.run_in_process(accelerator)
+    (device, kind, _), _, _ = measure.run_in_process(accelerator)
     chosen = {name: getattr(arguments, name) for name in ("rounds", "model", "tokens", "corpus")}
     conditions = measure.conditions(["jax", "flax", "torch"]) | {"device": kind} | chosen
     print(conditions, flush=True)

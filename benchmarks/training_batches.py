@@ -84,6 +84,16 @@ def pad(side: Sentences, pairs: np.ndarray) -> np.ndarray:
     return np.stack([np.pad(row, (0, longest - len(row))) for row in rows])
 
 
+def lengths(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
+    """Source and target tokens of each sentence pair, those of packed rows too."""
+    sides = [batch.get(f"{side}_segments", batch[f"{side}s"] != 0).astype(np.int64) for side in ("input", "target")]
+    rows, most = len(sides[0]), max(int(segments.max()) for segments in sides) + 1
+    first = np.arange(rows)[:, None] * most  # of the row's segments, in an enumeration of all
+    source, target = (np.bincount((first + of)[of > 0], minlength=rows * most) for of in sides)
+    used = (source > 0) | (target > 0)
+    return source[used], target[used]
+
+
 def padding(batches: list[Batch]) -> float:
     """The fraction of positions, of both sides, that are padding."""
     sides = [batch[name] for batch in batches for name in ("inputs", "targets")]

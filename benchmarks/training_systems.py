@@ -1,5 +1,6 @@
 """The training steps that `benchmarks.training` compares, ours and PyTorch's, each built in a process of its own."""
 
+import concurrent.futures
 import dataclasses
 import functools
 import re
@@ -95,11 +96,13 @@ def cases(variant: JaxStep | TorchStep, setting: Setting, batches: list[Batch]) 
     return (jax_cases if isinstance(variant, JaxStep) else torch_cases)(variant, setting, batches)
 
 
-def accelerator() -> tuple[str, str]:
-    """JAX's names of the platform and of the device kind."""
+def accelerator() -> tuple[str, str, float]:
+    """JAX's names of the platform and of the device kind, and the GiB of memory that it may use, 0 if unknown."""
     import jax
 
-    return jax.default_backend(), jax.devices()[0].device_kind
+    device = jax.devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+    return jax.default_backend(), device.device_kind, limit / 2**30
 
 
 def config_of(setting: Setting, **changes: Any) -> Any:
@@ -112,7 +115,7 @@ def step_operations(setting: Setting, batch: Batch) -> int:
     """Floating-point operations in the matrix products of a step."""
     from t2t_jax.model.flops import training_flops
 
-    return training_flops(config_of(setting), *(np.count_nonzero(batch[name], 1) for name in ("inputs", "targets")))
+    return training_flops(config_of(setting), *training_batches.lengths(batch))
 
 
 def our_state(setting: Setting, optimizer: Any) -> Any:
@@ -148,10 +151,18 @@ def jax_cases(variant: JaxStep, setting: Setting, batches: list[Batch]) -> dict[
     state, on_device = our_state(setting, optimizer), jax.device_put(batches)
     step = our_step(variant, optimizer, config_of(setting))
 
+    @functools.cache
+    def programs():
+        """The step of each batch shape, compiled at the same time."""
+        by_shape = {shape_of(batch): batch for batch in on_device}
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            compiled = pool.map(lambda batch: step.lower(state, batch).compile(), by_shape.values())
+            return dict(zip(by_shape, compiled, strict=True))
+
     def train(batches):
         nonlocal state
         for batch in batches:
-            state, metrics = step(state, batch)
+            state, metrics = programs()[shape_of(batch)](state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])
 
     def check():
@@ -172,6 +183,11 @@ def jax_cases(variant: JaxStep, setting: Setting, batches: list[Batch]) -> dict[
         CHECK: check,
         MATMUL: multiply,
     }
+
+
+def shape_of(batch: Batch) -> tuple[tuple[int, ...], ...]:
+    """The shapes of both sides, by which a step is compiled."""
+    return batch["inputs"].shape, batch["targets"].shape
 
 
 def our_step(variant: JaxStep, optimizer: Any, config: Any) -> Callable[..., Any]:
@@ -228,7 +244,8 @@ def torch_cases(variant: TorchStep, setting: Setting, batches: list[Batch]) -> d
     model = Transformer(setting.shape, setting.vocab_size, max(longest, training_batches.LENGTH))
     with np.load(Path(setting.initial)) as state:
         model.read(state)
-    trainer = Trainer(model, label_smoothing=LABEL_SMOOTHING, **dataclasses.asdict(variant))
+    several = len({shape_of(batch) for batch in batches}) > 1
+    trainer = Trainer(model, label_smoothing=LABEL_SMOOTHING, several_shapes=several, **dataclasses.asdict(variant))
     on_device = [trainer.put(batch) for batch in batches]
     return {
         TRAIN: lambda: trainer.train(on_device),

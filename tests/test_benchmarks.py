@@ -240,7 +240,7 @@ def test_the_benchmark_of_an_accelerator_is_rehearsed_on_a_cpu(tmp_path, image):
     assert files.pop("laws")["results"] == {"test_a_step_taken_twice_is_the_same_to_the_last_bit": "passed"}
     numbers = [number for found in files.values() for number in found["results"].values()]
     assert all(isinstance(number, (int, float)) for number in numbers)
-    assert {"base_fused_step_seconds", "base_torch_bfloat16_step_seconds"} <= files["training"]["results"].keys()
+    assert {"base_step_seconds", "base_torch_bfloat16_step_seconds"} <= files["training"]["results"].keys()
     systems = {name.partition("_")[0] for name in files["decoding"]["results"]}
     assert systems == {"ours", "transformers"}
 
@@ -259,32 +259,41 @@ def report(tmp_path):
     return accelerator.Report(tmp_path / "part.json")
 
 
-def test_the_hours_of_the_papers_steps_are_by_our_most_tokens_a_second_and_of_measured_models_alone(tmp_path, report):
-    """Steps in buckets are shorter than packed ones, with fewer tokens."""
-    rates = {"base_fused": 500_000, "base_fused_buckets": 400_000, "base_torch_bfloat16": 900_000}
-    results = {f"gpu_{name}_target_tokens_per_second": rate for name, rate in rates.items()}
-    results |= {"gpu_base_fused_step_seconds": 0.05, "gpu_base_fused_buckets_step_seconds": 0.04}
+def test_the_hours_of_the_papers_steps_and_the_share_of_the_matrix_rate_are_of_our_measured_models(tmp_path, report):
+    results = {"gpu_base_target_tokens_per_second": 500_000, "gpu_base_tflops": 300}
+    results |= {"gpu_base_torch_bfloat16_target_tokens_per_second": 900_000, "gpu_base_torch_bfloat16_tflops": 500}
     (tmp_path / "training.json").write_text(json.dumps({"results": results}))
+    hours = {"base_hours_of_the_papers_steps": pytest.approx(100_000 * 25_000 / 500_000 / 3600)}
     accelerator.project(report, accelerator.WHOLE)
-    found = json.loads(report.path.read_text())
-    assert found == {
-        "conditions": {"platform": "gpu"},
-        "results": {"base_hours_of_the_papers_steps": pytest.approx(100_000 * 25_000 / 500_000 / 3600)},
-    }
+    assert json.loads(report.path.read_text()) == {"conditions": {"platform": "gpu"}, "results": hours}
+    (tmp_path / "rates.json").write_text(json.dumps({"results": {"matrix_tflops": 750}}))
+    accelerator.project(report, accelerator.WHOLE)
+    share = {"base_share_of_the_matrix_rate": pytest.approx(0.4)}
+    assert json.loads(report.path.read_text())["results"] == hours | share
+
+
+def test_the_operations_of_packed_rows_are_those_of_their_sentences():
+    segments = np.array([[1, 1, 2, 2, 2, 0], [1, 2, 3, 3, 0, 0]])
+    targets = np.array([[1, 2, 2, 2, 2, 0], [1, 1, 2, 3, 0, 0]])
+    packed = {"inputs": segments, "targets": targets, "input_segments": segments, "target_segments": targets}
+    found = [side.tolist() for side in training_batches.lengths(packed)]
+    assert found == [[2, 3, 1, 1, 2], [1, 4, 2, 1, 1]]
+    padded = {"inputs": np.array([[5, 6, 0], [7, 0, 0]]), "targets": np.array([[5, 0, 0], [7, 8, 9]])}
+    assert [side.tolist() for side in training_batches.lengths(padded)] == [[2, 1], [1, 3]]
 
 
 def test_steps_that_fail_cost_no_others(report, monkeypatch):
-    def steps_of(model, group, sizes, platform):
-        if "unfused" in group:
+    def steps_of(group, sizes, platform):
+        if "big" in group:
             raise MemoryError
         return {f"{platform}_{name}": 1.0 for name in group}
 
-    groups = [("big", dict.fromkeys(names)) for names in (["fused", "unfused"], ["torch"])]
-    monkeypatch.setattr(accelerator, "groups_of", lambda sizes: groups)
+    groups = [dict.fromkeys(names) for names in (["base", "big"], ["base torch"])]
+    monkeypatch.setattr(accelerator, "training_groups", lambda sizes, memory_gib: groups)
     monkeypatch.setattr(accelerator, "steps_of", steps_of)
     with pytest.raises(SystemExit):
         accelerator.train(report, accelerator.WHOLE)
-    assert json.loads(report.path.read_text())["results"] == {"gpu_torch": 1.0}
+    assert json.loads(report.path.read_text())["results"] == {"gpu_base torch": 1.0}
 
 
 def test_memory_that_a_kernel_does_not_tell_counts_as_none(tmp_path):

@@ -329,6 +329,12 @@ def test_settings_that_the_devices_do_not_support_are_refused_by_field(one, chan
         check(changed(one[0], **changes))
 
 
+def test_fused_attention_is_refused_where_operations_have_to_be_deterministic(one, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_deterministic_ops=true")
+    with pytest.raises(InputError, match="fused_attention=True has no deterministic operations: set it to False"):
+        check(changed(one[0], machine__fused_attention=True, model__attention_dropout=0.0))
+
+
 def test_model_parallel_that_does_not_divide_the_number_of_devices_is_refused():
     with pytest.raises(InputError, match="machine.model_parallel=3 must divide the number of devices, 8"):
         sharding.make_mesh(jax.devices(), 3)

@@ -133,6 +133,9 @@ def fused_attention(
     if query.shape[-1] != value.shape[-1]:  # which jax.nn.dot_product_attention refuses
         return scaled_dot_product_attention(query, key, value, whole_mask(mask, key.shape[3], causal))
     batch, _, length, head_dim = query.shape
+    on_cudnn = platform() == "gpu" and cudnn_supports(query.dtype, head_dim)
+    if on_cudnn and (length % 2 or key.shape[3] % 2):
+        return _fused_attention_of_even_lengths(query, key, value, mask, causal)
     if mask is None:
         allowed = {}
     elif mask.shape[2] == 1:
@@ -140,16 +143,28 @@ def fused_attention(
         allowed = {"key_value_seq_lengths": jnp.broadcast_to(lengths, batch)}
     else:
         allowed = {"mask": jnp.broadcast_to(mask, (batch, 1, *mask.shape[2:]))}
-    # cuDNN has explicit masks of even lengths only.
-    mask_fits = "mask" not in allowed or (length % 2 == 0 and mask.shape[3] % 2 == 0)
     arguments = jnp.einsum("bhtk->bthk", query), jnp.einsum("bhks->bshk", key), jnp.einsum("bhsv->bshv", value)
-    fits = mask_fits and cudnn_supports(query.dtype, head_dim)
-    implementation = "cudnn" if platform() == "gpu" and fits else "xla"
+    implementation = "cudnn" if on_cudnn else "xla"
     try:
         heads = jax.nn.dot_product_attention(*arguments, is_causal=causal, implementation=implementation, **allowed)
     except RuntimeError as error:  # no cuDNN, or too old a one or GPU
         raise InputError(f"machine.fused_attention=True: {error}; set it to False") from None
     return jnp.einsum("bthv->bhtv", heads)
+
+
+def _fused_attention_of_even_lengths(query, key, value, mask, causal):
+    """`fused_attention` where T or S is odd, for which JAX has no gradient by cuDNN: with a position more."""
+    more_queries, more_keys = query.shape[2] % 2, key.shape[3] % 2
+
+    def longer(x, axis, count):
+        return jnp.pad(x, [(0, count if i == axis else 0) for i in range(x.ndim)])
+
+    if mask is None and more_keys and not causal:  # without a mask, the causal one keeps queries from later keys
+        mask = jnp.ones((1, 1, 1, key.shape[3]), bool)
+    if mask is not None:
+        mask = longer(longer(mask, 3, more_keys), 2, more_queries if mask.shape[2] > 1 else 0)
+    longer_ones = longer(query, 2, more_queries), longer(key, 3, more_keys), longer(value, 2, more_keys)
+    return fused_attention(*longer_ones, mask, causal=causal)[:, :, : query.shape[2]]
 
 
 def glorot_uniform(gain: float, in_axis: int | tuple[int, ...], out_axis: int | tuple[int, ...]):

@@ -46,6 +46,9 @@ def _relu_forward(x):
 
 
 def _relu_backward(y, cotangent):
+    if platform() == "gpu":
+        # Without it XLA would compare x with 0 instead, and could not compute max(0, x W + b) in one matmul kernel.
+        y = jax.lax.optimization_barrier(y)
     return (jnp.where(y > 0, cotangent, jnp.zeros_like(cotangent)),)
 
 

@@ -22,6 +22,7 @@ from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.model.attention import check_variant
 from t2t_jax.model.transformer import TransformerConfig
+from t2t_jax.training.device_defaults import deterministic_operations
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 
 _STEPS = 2**31 - 1  # steps are counted in int32
@@ -144,6 +145,11 @@ def check_machine(config: ConfigDict) -> None:
                     f"machine.fused_attention=True needs model.{field}={computed}, which is all that the fused kernel "
                     f"computes; got {value}. Change it, or set machine.fused_attention=False"
                 )
+    if config.machine.fused_attention and deterministic_operations():
+        raise InputError(
+            "machine.fused_attention=True has no deterministic operations: set it to False, or take "
+            "--xla_gpu_deterministic_ops out of XLA_FLAGS"
+        )
     if engine == "pmap" and config.machine.memory_gib:
         raise InputError(
             f"machine.memory_gib={config.machine.memory_gib} needs machine.engine='jit'; with pmap, set the number of "

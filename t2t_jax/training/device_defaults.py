@@ -1,5 +1,6 @@
 """§5.2: what `config.machine` leaves to the devices: fused attention or not, and the peak rate that MFU refers to."""
 
+import os
 import re
 
 import jax
@@ -33,12 +34,19 @@ def fused_attention(config: ConfigDict, device: jax.Device) -> bool:
     model = config.model
     return (
         _compute_capability(device) >= 8
+        and not deterministic_operations()
         and config.machine.model_parallel == 1
         and model.attention == "dot_product"
         and not model.attention_dropout
         and model.d_k == model.d_v
         and cudnn_supports(config.train.dtype, model.d_k)
     )
+
+
+def deterministic_operations() -> bool:
+    """Whether XLA_FLAGS asks for them; with them XLA fails to compile cuDNN's attention (jax 0.11.2, on an H200)."""
+    given = re.findall(r"--xla_gpu_deterministic_ops(?:=(\S+))?(?:\s|$)", os.environ.get("XLA_FLAGS", ""))
+    return bool(given) and given[-1].lower() in ("", "true", "1")
 
 
 def peak_tflops(config: ConfigDict, device: jax.Device) -> float:

@@ -25,8 +25,9 @@ Shape = tuple[tuple[int, ...], ...]  # of a batch's inputs and targets
 # (state, a batch on the host) → (state, metrics)
 TakeStep = Callable[[TrainState, dict[str, np.ndarray]], tuple[TrainState, Metrics]]
 _GIB = 2**30
-# On GPU, XLA would join the products for q, k and v into one and then copy its parts: more bytes than the join saves.
-_COMPILER_OPTIONS = {"gpu": {"xla_disable_hlo_passes": "dot-merger"}}
+# On GPU: the products for q, k and v are not joined, which would cost more bytes for copying the parts than it saves;
+# and all products are cuBLASLt's, whose kernels add the bias and compute ReLU; Triton's would leave both to others.
+_COMPILER_OPTIONS = {"gpu": {"xla_disable_hlo_passes": "dot-merger", "xla_gpu_enable_triton_gemm": False}}
 _USABLE = 0.95  # of what a device reports: temporaries lie in one piece between all other arrays
 
 

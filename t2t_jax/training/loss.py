@@ -127,8 +127,9 @@ def _reductions(logits: Float[Array, "B T vocab"]) -> tuple[Float[Array, "B T 1"
 
     # XLA would read the logits once for each reduction; this is one, with a running maximum (online softmax).
     def combine(a, b):
-        largest = jnp.maximum(a[0], b[0])
-        total = a[1] * jnp.exp(a[0] - largest) + b[1] * jnp.exp(b[0] - largest)
+        largest, smaller = jnp.maximum(a[0], b[0]), jnp.minimum(a[0], b[0])
+        scale = jnp.exp(smaller - largest)  # of the total whose maximum is the smaller one
+        total = jnp.where(a[0] > b[0], a[1] + b[1] * scale, a[1] * scale + b[1])
         return largest, total, a[2] + b[2]
 
     lowest, zero = jnp.finfo(logits.dtype).min, jnp.zeros((), logits.dtype)

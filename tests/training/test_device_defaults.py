@@ -46,6 +46,21 @@ def test_attention_is_fused_where_a_gpu_has_a_kernel_for_it_or_as_the_config_say
     assert fused_attention(config_with(**changes), device) is expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--xla_gpu_deterministic_ops=true", False),
+        ("--xla_dump_to=/tmp --xla_gpu_deterministic_ops", False),
+        ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false", True),
+        ("--xla_gpu_deterministic_ops=false", True),
+    ],
+)
+def test_deterministic_operations_take_xlas_attention(monkeypatch, flags, expected):
+    """XLA cannot compile cuDNN's with them."""
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert fused_attention(config_with(), H100) is expected
+
+
 def test_devices_without_a_compute_capability_do_not_fuse():
     for kind in ("cpu", "TPU v4"):
         device = type("Device", (), {"device_kind": kind})()
