@@ -11,9 +11,9 @@ training    steps of base and big at 25,000 + 25,000 tokens: ours in packed rows
 projection  from DIR/training.json and DIR/rates.json: the share of the matrix rate that ours sustains, and the hours
             of the paper's 100,000 and 300,000 steps
 decoding    sentences a second of base, beam 4, 64 forced steps, beside Hugging Face's MarianMTModel.generate
-ablations   steps of base with XLA's attention, without our compiler options, in buckets of equal lengths
 laws        the tests marked `accelerator`, on the device
 quickstart  seconds to the quickstart's BLEU, with --preset=gpu and the FLAGs: a corpus, where there is no network
+ablations   steps of base with XLA's attention, without our compiler options, in buckets of equal lengths; only if named
 
 PyTorch and transformers are left out where they are missing. `--tiny` is a rehearsal of the same code, on any machine.
 """
@@ -97,7 +97,7 @@ class Sizes:
 
 WHOLE = Sizes(
     {
-        "rates": 25, "training": 190, "projection": 5, "decoding": 80, "ablations": 75, "laws": 90, "quickstart": 75,
+        "rates": 20, "training": 230, "projection": 5, "decoding": 120, "laws": 95, "quickstart": 70, "ablations": 120,
     }
 )  # fmt: skip
 TINY = Sizes(
@@ -118,7 +118,7 @@ TINY = Sizes(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", required=True, metavar="DIR", help="where the numbers are written as JSON")
-    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="only these parts")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=USUAL, help="only these parts")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: a rehearsal")
     parser.add_argument("--here", action="store_true", help="run the one part in this process, without a time limit")
     parser.add_argument("flags", nargs="*", metavar="FLAG", help="after --: flags of main.py for the quickstart")
@@ -317,6 +317,7 @@ def steps_of(group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
         }  # fmt: skip
         for model in {case.model for case in group.values() if isinstance(case.variant, TorchStep)}:
             measure.run_in_process(write_initial_by_cpu, settings[model])
+        begun = time.monotonic()
         systems = [
             system
             for name, case in group.items()
@@ -325,6 +326,7 @@ def steps_of(group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
         with measure.running(systems) as named:
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 list(pool.map(lambda system: system.run(TRAIN), named.values()))  # compiles
+            print(f"{', '.join(named)}: started and compiled in {time.monotonic() - begun:.0f} s", flush=True)
             taken = measure.take_turns(named, TRAIN, sizes.rounds)
     results = {}
     for name, seconds in taken.items():
@@ -416,10 +418,11 @@ def our_searches(run: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
 
 def their_searches(folder: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
     import torch
-    from transformers import MarianMTModel
+    import transformers
 
+    transformers.logging.set_verbosity_error()  # it would warn at every call that one length overrides another
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = MarianMTModel.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
+    model = transformers.MarianMTModel.from_pretrained(folder, dtype=torch.bfloat16).to(device).eval()
     length = {"min_new_tokens": sizes.decoding_steps, "max_new_tokens": sizes.decoding_steps}
 
     @torch.inference_mode()
@@ -452,9 +455,10 @@ def quickstart(report: Report, sizes: Sizes) -> None:
 
 
 PARTS = {
-    "rates": rates, "training": train, "projection": project, "decoding": decode, "ablations": ablate, "laws": laws,
-    "quickstart": quickstart,
+    "rates": rates, "training": train, "projection": project, "decoding": decode, "laws": laws,
+    "quickstart": quickstart, "ablations": ablate,
 }  # fmt: skip
+USUAL = [part for part in PARTS if part != "ablations"]
 
 
 if __name__ == "__main__":

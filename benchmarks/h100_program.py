@@ -55,7 +55,8 @@ def main() -> None:
             results |= report(name, training_programs(model, arguments.rows, arguments.length, fused=fused))
     for rows in arguments.decoding_rows:
         results |= report(f"decoding {rows} rows", decoding_programs(rows))
-    measure.write(arguments.output, measure.conditions(["jax"]) | vars(arguments), results)
+    chosen = {name: value for name, value in vars(arguments).items() if name != "output"}
+    measure.write(arguments.output, measure.conditions(["jax"]) | chosen, results)
 
 
 # --- Compiling ---------------------------------------------------------------------------------------------

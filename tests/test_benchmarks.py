@@ -232,7 +232,17 @@ def test_the_benchmark_of_an_accelerator_is_rehearsed_on_a_cpu(tmp_path, image):
         pytest.importorskip(package)
     corpus = {"corpus": "files", "directory": tmp_path / "stores", "vocab_size": 340, **write_splits(tmp_path)}
     flags = [f"--config.data.{field}={value}" for field, value in corpus.items()]
-    command = [sys.executable, "-m", "benchmarks.accelerator", f"--output={tmp_path}", "--tiny", "--", *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.accelerator",
+        f"--output={tmp_path}",
+        "--tiny",
+        "--only",
+        *accelerator.PARTS,
+        "--",
+        *flags,
+    ]
     done = subprocess.run(command, cwd=ROOT, env=image, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     files = {part: json.loads((tmp_path / f"{part}.json").read_text()) for part in accelerator.PARTS}
@@ -249,7 +259,7 @@ def test_a_part_that_takes_too_long_is_ended_and_says_so(tmp_path):
     assert not accelerator.run_part("rates", tmp_path, 1.0, ["--tiny"])
     found = json.loads((tmp_path / "rates.json").read_text())
     assert found["error"] == "not finished within 1 s" and found["part_seconds"] < 5
-    assert sum(accelerator.WHOLE.seconds.values()) <= 9 * 60
+    assert sum(accelerator.WHOLE.seconds[part] for part in accelerator.USUAL) <= 9 * 60
 
 
 @pytest.fixture

@@ -53,6 +53,11 @@ def test_the_products_for_q_k_and_v_are_not_joined_to_be_copied_apart(kernels):
     assert columns and not any(f",{3 * D}]" in of or f",{2 * D}]" in of for of in columns), columns
 
 
+def test_the_kernels_of_the_feed_forward_networks_add_the_biases_and_compute_relu(fused):
+    epilogues = re.findall(r'"epilogue":"(BIAS\w*)"', fused)
+    assert sorted(epilogues) == ["BIAS", "BIAS", "BIAS_RELU", "BIAS_RELU"], "one of each in the encoder and the decoder"
+
+
 def test_the_layers_keep_no_float32_of_the_size_of_their_output(kernels):
     """The backward pass of layer normalisation recomputes it."""
     sizes = [re.findall(r"f32\[([\d,]*)\]", kernel.type) for kernel in kernels if "layers_0" in kernel.op_name]
@@ -71,3 +76,8 @@ def test_eight_devices_all_reduce_every_gradient_once_in_float32(config):
 def test_packed_rows_are_cudnns_too(config):
     program = h100_program.training_step(config, rows=97, length=256, fused=True, packed=True)
     assert len(re.findall(r'__cudnn\$fmhaScaleBiasSoftmax"', program)) == 3
+
+
+def test_rows_of_an_odd_length_are_cudnns_too(config):
+    program = h100_program.training_step(config, rows=8, length=33, fused=True)
+    assert len(re.findall(r'__cudnn\$fmhaSoftmax"', program)) == 3

@@ -65,8 +65,6 @@ class Transformer(nn.Module):
 
     def _of_rows(self, positions, ids, segments):
         """Position encodings for each row; only these are cast, so that the gradient of a table adds up in float32."""
-        # Without the barrier XLA would compute the sines of every position of every row.
-        positions = jax.lax.optimization_barrier(positions)
         return _restart_at_segments(positions, ids, segments).astype(self.dtype)
 
     def _with_bias(self, logits: Float[Array, "B T vocab"]) -> Float[Array, "B T vocab"]:
