@@ -60,7 +60,6 @@ from t2t_jax.files import write_json
 ROOT = Path(__file__).parents[1]
 CONDITIONS = "conditions.json"
 WARM_UP = "warm up"  # the case of a system that compiles the others
-
 MEMORY_OF_ALL_PEERS = 90  # GiB, for PyTorch's steps of both models at once
 
 
@@ -264,10 +263,10 @@ def training_groups(sizes: Sizes, memory_gib: float) -> list[Group]:
         return groups
     batches = training_batches.theirs(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches)
     variants = training.torch_variants("bfloat16")
+    # Of big, whose steps take the most memory, the last one alone: compiled where that is possible.
+    chosen = {"base": list(variants), "big": list(variants)[-1:]}
     theirs = [
-        {f"{model} {name}": Case(model, variants[name], batches) for name in names}
-        # Of big, whose steps take the most memory, the last one alone: compiled where that is possible.
-        for model, names in {model: list(variants)[-1 if model == "big" else 0 :] for model in sizes.models}.items()
+        {f"{model} {name}": Case(model, variants[name], batches) for name in chosen[model]} for model in sizes.models
     ]
     at_once = {name: case for group in theirs for name, case in group.items()}
     return groups + ([at_once] if memory_gib >= MEMORY_OF_ALL_PEERS else theirs)
@@ -318,11 +317,9 @@ def steps_of(group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
         for model in {case.model for case in group.values() if isinstance(case.variant, TorchStep)}:
             measure.run_in_process(write_initial_by_cpu, settings[model])
         begun = time.monotonic()
-        systems = [
-            system
-            for name, case in group.items()
-            for system in start({name: case.variant}, settings[case.model], {name: case.batches})
-        ]
+        systems = []
+        for name, case in group.items():
+            systems += start({name: case.variant}, settings[case.model], {name: case.batches})
         with measure.running(systems) as named:
             with concurrent.futures.ThreadPoolExecutor() as pool:
                 list(pool.map(lambda system: system.run(TRAIN), named.values()))  # compiles
@@ -333,11 +330,11 @@ def steps_of(group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
         model, _, batches = group[name]
         tokens = sum(int(np.count_nonzero(batch["targets"])) for batch in batches)
         operations = sum(step_operations(settings[model], batch) for batch in batches)
-        key, second = settings[model].result_name(name), statistics.median(seconds)
-        results[f"{key}_step_seconds"] = second / len(batches)
-        results[f"{key}_target_tokens_per_second"] = tokens / second
-        results[f"{key}_tflops"] = operations / second / 1e12
-        print(f"{key}: {tokens / second:,.0f} target tokens/s", flush=True)
+        key, median = settings[model].result_name(name), statistics.median(seconds)
+        results[f"{key}_step_seconds"] = median / len(batches)
+        results[f"{key}_target_tokens_per_second"] = tokens / median
+        results[f"{key}_tflops"] = operations / median / 1e12
+        print(f"{key}: {tokens / median:,.0f} target tokens/s", flush=True)
     return results
 
 
