@@ -103,7 +103,7 @@ TINY = Sizes(
     dict.fromkeys(WHOLE.seconds, 240), matrix=64, copied_gib=0.001, models=("base",),
     shape={"num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_k": 8, "d_v": 8},
     tokens=512, batches=2, rounds=1, vocab_size=400, decoding_rows=(4,), decoding_steps=4,
-    laws=("-k", "twice"),
+    laws=("-k", "twice or odd-bfloat16"),
     quickstart=tuple(
         f"--config.{field}"
         for field in (

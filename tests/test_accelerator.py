@@ -118,6 +118,7 @@ def test_float32_decoding_gives_the_tokens_of_a_cpu(run):
     assert found == json.loads(expected)
 
 
+@pytest.mark.skipif("T2T_JAX_TEST_DEVICE" not in os.environ, reason="test_fused_attention.py has it on a CPU")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("rows", [batch, functools.partial(batch, length=11), packed], ids=["batch", "odd", "packed"])
 def test_fused_attention_trains_as_equation_1_does_on_ragged_lengths_an_empty_row_and_packed_rows(dtype, rows):

@@ -247,7 +247,7 @@ def test_the_benchmark_of_an_accelerator_is_rehearsed_on_a_cpu(tmp_path, image):
     assert done.returncode == 0, done.stdout + done.stderr
     files = {part: json.loads((tmp_path / f"{part}.json").read_text()) for part in accelerator.PARTS}
     assert {found["conditions"]["platform"] for found in files.values()} == {"cpu"}
-    assert files.pop("laws")["results"] == {"test_a_step_taken_twice_is_the_same_to_the_last_bit": "passed"}
+    assert list(files.pop("laws")["results"].values()) == ["passed"] * 2
     numbers = [number for found in files.values() for number in found["results"].values()]
     assert all(isinstance(number, (int, float)) for number in numbers)
     assert {"base_step_seconds", "base_torch_bfloat16_step_seconds"} <= files["training"]["results"].keys()
@@ -304,6 +304,11 @@ def test_steps_that_fail_cost_no_others(report, monkeypatch):
     with pytest.raises(SystemExit):
         accelerator.train(report, accelerator.WHOLE)
     assert json.loads(report.path.read_text())["results"] == {"gpu_base torch": 1.0}
+
+
+def test_a_thread_that_ends_while_its_children_are_read_has_none(monkeypatch):
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [self / "ended" / "children"])
+    assert list(measure._process_tree(os.getpid())) == [os.getpid()]
 
 
 def test_memory_that_a_kernel_does_not_tell_counts_as_none(tmp_path):
