@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import decoding, measure, training, training_batches
-from benchmarks.data import default
+from benchmarks.data import PACKED, default
 from benchmarks.decoding import random_sources
 from benchmarks.measure import System
 from benchmarks.training_batches import Batch
@@ -49,8 +49,9 @@ from benchmarks.training_systems import (
     Setting,
     TorchStep,
     accelerator,
-    start,
+    result_name,
     step_operations,
+    system,
     write_initial,
 )
 from experiments import paper
@@ -60,6 +61,7 @@ from t2t_jax.files import write_json
 ROOT = Path(__file__).parents[1]
 CONDITIONS = "conditions.json"
 WARM_UP = "warm up"  # the case of a system that compiles the others
+WITHOUT_DEVICE = {"JAX_PLATFORMS": "cpu"}  # environment variables
 MEMORY_OF_ALL_PEERS = 90  # GiB, for PyTorch's steps of both models at once
 
 
@@ -184,18 +186,8 @@ class Report:
 
 def laws(report: Report, sizes: Sizes) -> None:
     """Equalities that must hold on any device."""
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "pytest",
-        "-vv",
-        "-n",
-        "4",
-        "--tb=short",
-        "tests/test_accelerator.py",
-        *sizes.laws,
-    ]
+    pytest = ["-u", "-m", "pytest", "-vv", "-n", "4", "--tb=short", "tests/test_accelerator.py"]
+    command = [sys.executable, *pytest, *sizes.laws]
     environment = os.environ | {"T2T_JAX_TEST_DEVICE": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     outcomes = {}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as tests:
@@ -280,7 +272,7 @@ def sentences(vocab_size: int) -> tuple[Any, Any]:
 
 def packed_batches(sizes: Sizes) -> list[Batch]:
     """Of our training with --preset=gpu."""
-    layout = {"num_buckets": 1, "packing": True, "packing_shapes": default("packing_shapes")}
+    layout = PACKED | {"num_buckets": 1, "packing_shapes": default("packing_shapes")}
     return training_batches.ours(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches, **layout)
 
 
@@ -315,14 +307,11 @@ def steps_of(group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
             for model in {case.model for case in group.values()}
         }  # fmt: skip
         for model in {case.model for case in group.values() if isinstance(case.variant, TorchStep)}:
-            measure.run_in_process(write_initial_by_cpu, settings[model])
+            measure.run_in_process(write_initial, settings[model], environment=WITHOUT_DEVICE)
         begun = time.monotonic()
-        systems = []
-        for name, case in group.items():
-            systems += start({name: case.variant}, settings[case.model], {name: case.batches})
+        systems = [system(name, case.variant, settings[case.model], case.batches) for name, case in group.items()]
         with measure.running(systems) as named:
-            with concurrent.futures.ThreadPoolExecutor() as pool:
-                list(pool.map(lambda system: system.run(TRAIN), named.values()))  # compiles
+            measure.run_at_once(named, TRAIN)  # compiles
             print(f"{', '.join(named)}: started and compiled in {time.monotonic() - begun:.0f} s", flush=True)
             taken = measure.take_turns(named, TRAIN, sizes.rounds)
     results = {}
@@ -338,20 +327,13 @@ def steps_of(group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
     return results
 
 
-def write_initial_by_cpu(setting: Setting) -> None:
-    """Writes the initial parameters without using the device, in a process of its own."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    write_initial(setting)
-
-
 def project(report: Report, sizes: Sizes) -> None:
     """Of our steps of each model: their share of the matrix rate, and the hours of the paper's; of none, nothing."""
     rates, measured = (read_results(report, part) for part in ("rates", "training"))
     results = {}
     for model in sizes.models:
-        names = (model, f"{report.conditions['platform']}_{model}")
-        prefix = next((name for name in names if f"{name}_tflops" in measured), None)
-        if prefix is None:
+        prefix = result_name(report.conditions["platform"], model)
+        if f"{prefix}_tflops" not in measured:
             continue
         tokens = paper.train_steps(model) * sizes.tokens
         results[f"{model}_hours_of_the_papers_steps"] = tokens / measured[f"{prefix}_target_tokens_per_second"] / 3600
@@ -374,11 +356,10 @@ def decode(report: Report, sizes: Sizes) -> None:
     results = {}
     with tempfile.TemporaryDirectory() as directory:
         folders = {name: Path(directory, name) for name in searches}
-        measure.run_in_process(write_models, folders, sizes)
+        measure.run_in_process(write_models, folders, sizes, environment=WITHOUT_DEVICE)
         systems = [System(name, build, folders[name], sizes) for name, build in searches.items()]
         with measure.running(systems) as named:
-            with concurrent.futures.ThreadPoolExecutor() as pool:
-                list(pool.map(lambda system: system.run(WARM_UP), named.values()))
+            measure.run_at_once(named, WARM_UP)
             for rows in sizes.decoding_rows:
                 for name, seconds in measure.take_turns(named, str(rows), sizes.rounds).items():
                     results[f"{name}_{rows}_rows_sentences_per_second"] = rows / statistics.median(seconds)
@@ -386,8 +367,7 @@ def decode(report: Report, sizes: Sizes) -> None:
 
 
 def write_models(folders: Mapping[str, Path], sizes: Sizes) -> None:
-    """The same random model for each system, in its folder; made without using the device, in a process of its own."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    """The same random model for each system, in its folder."""
     from t2t_jax.interop.export import export_run
 
     run = folders["ours"]

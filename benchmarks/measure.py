@@ -1,5 +1,6 @@
 """Shared by all benchmarks: systems in separate processes, interleaved measurements, conditions of a measurement."""
 
+import concurrent.futures
 import contextlib
 import datetime
 import importlib.metadata
@@ -41,8 +42,7 @@ class System:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, build, arguments), daemon=True)
-        with mock.patch.dict(os.environ, environment):  # which it inherits
-            self._process.start()
+        _start(self._process, environment)
 
     def run(self, case: str) -> tuple[float, Any]:
         """(seconds, returned value) of a case."""
@@ -73,6 +73,11 @@ def _serve(pipe: Any, build: Callable[..., dict[str, Callable[[], Any]]], argume
             pipe.send((0.0, error))
 
 
+def _start(process: Any, environment: Mapping[str, str]) -> None:
+    with mock.patch.dict(os.environ, environment):  # which it inherits
+        process.start()
+
+
 @contextlib.contextmanager
 def running(systems: Sequence[System]) -> Iterator[dict[str, System]]:
     """The systems by name; their processes end with the block."""
@@ -81,6 +86,12 @@ def running(systems: Sequence[System]) -> Iterator[dict[str, System]]:
     finally:
         for system in systems:
             system.close()
+
+
+def run_at_once(systems: dict[str, System], case: str) -> None:
+    """Runs a case of all systems at the same time: to compile, which is no measurement."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(lambda system: system.run(case), systems.values()))
 
 
 def take_turns(systems: dict[str, System], case: str, rounds: int, before: str | None = None) -> dict[str, list[float]]:
@@ -114,12 +125,17 @@ def test_set(run: Path) -> tuple[list[str], list[str]]:
     return open_store(RunFolder.open(run).config["data"]).held_out("test")
 
 
-def run_in_process(function: Callable[..., Any], *arguments: Any) -> tuple[Any, float, float]:
-    """(returned value, seconds, peak memory in GiB) of a function in its own process, child processes included."""
+def run_in_process(
+    function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
+) -> tuple[Any, float, float]:
+    """(returned value, seconds, peak memory in GiB) of a function in its own process, child processes included.
+
+    `environment` has additional environment variables of the process.
+    """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe()
     process = context.Process(target=_measured, args=(sender, function, arguments))
-    process.start()
+    _start(process, environment or {})
     sender.close()
     try:
         return receiver.recv()

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure, training_batches
-from benchmarks.data import default
+from benchmarks.data import PACKED, default
 from benchmarks.measure import System
 from benchmarks.training_systems import (
     CHECK,
@@ -122,7 +122,7 @@ def dense(setting: Setting) -> dict[str, float]:
 def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
     """The second table: real sentence lengths."""
     shapes, count, dtype = default("num_buckets"), SAMPLE[setting.device], setting.dtype
-    packed = {"num_buckets": 1, "packing": True}
+    packed = {"num_buckets": 1} | PACKED
     plans = {
         f"ours {shapes} shapes": {"num_buckets": shapes},
         "ours packed": packed,
@@ -145,7 +145,7 @@ def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
     results = {}
     for name, times in seconds.items():
         speed, ratio = 1 / statistics.median(times), 1 / measure.ratio(seconds, name, peers[variants[name].dtype])
-        num_shapes = len({(batch["inputs"].shape, batch["targets"].shape) for batch in work[name]})
+        num_shapes = len(set(map(training_batches.shape, work[name])))
         print(f"{name:<26}{speed:>18,.0f}{ratio:>16.3f}{padding[name]:>10.1%}{num_shapes:>10}")
         results[setting.result_name(f"{name} real_tokens_per_second")] = speed
         results[setting.result_name(f"{name} real_tokens_speed_vs_torch")] = ratio

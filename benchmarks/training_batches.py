@@ -84,6 +84,11 @@ def pad(side: Sentences, pairs: np.ndarray) -> np.ndarray:
     return np.stack([np.pad(row, (0, longest - len(row))) for row in rows])
 
 
+def shape(batch: Batch) -> tuple[tuple[int, ...], ...]:
+    """The shapes of both sides, for which a step is compiled."""
+    return batch["inputs"].shape, batch["targets"].shape
+
+
 def lengths(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """Source and target tokens of each sentence pair, those of packed rows too."""
     sides = [batch.get(f"{side}_segments", batch[f"{side}s"] != 0).astype(np.int64) for side in ("input", "target")]

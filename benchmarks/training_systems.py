@@ -70,16 +70,22 @@ class Setting:
 
     def result_name(self, name: str) -> str:
         """The key of a result in the JSON output."""
-        words = name if self.device == "cpu" else f"{self.device} {name}"
-        return re.sub(r"\W+", "_", words)
+        return result_name(self.device, name)
+
+
+def result_name(device: str, name: str) -> str:
+    """The key of a result on a device in the JSON output."""
+    return re.sub(r"\W+", "_", name if device == "cpu" else f"{device} {name}")
 
 
 def start(variants: Variants, setting: Setting, work: dict[str, list[Batch]]) -> list[System]:
     """Starts a system for each variant."""
-    return [
-        System(name, cases, variant, setting, work[name], environment=environment(variant))
-        for name, variant in variants.items()
-    ]
+    return [system(name, variant, setting, work[name]) for name, variant in variants.items()]
+
+
+def system(name: str, variant: JaxStep | TorchStep, setting: Setting, batches: list[Batch]) -> System:
+    """Starts the system of a variant."""
+    return System(name, cases, variant, setting, batches, environment=environment(variant))
 
 
 def environment(variant: JaxStep | TorchStep) -> dict[str, str]:
@@ -154,7 +160,7 @@ def jax_cases(variant: JaxStep, setting: Setting, batches: list[Batch]) -> dict[
     @functools.cache
     def programs():
         """The step of each batch shape, compiled at the same time."""
-        by_shape = {shape_of(batch): batch for batch in on_device}
+        by_shape = {training_batches.shape(batch): batch for batch in on_device}
         with concurrent.futures.ThreadPoolExecutor() as pool:
             compiled = pool.map(lambda batch: step.lower(state, batch).compile(), by_shape.values())
             return dict(zip(by_shape, compiled, strict=True))
@@ -162,7 +168,7 @@ def jax_cases(variant: JaxStep, setting: Setting, batches: list[Batch]) -> dict[
     def train(batches):
         nonlocal state
         for batch in batches:
-            state, metrics = programs()[shape_of(batch)](state, batch)
+            state, metrics = programs()[training_batches.shape(batch)](state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])
 
     def check():
@@ -183,11 +189,6 @@ def jax_cases(variant: JaxStep, setting: Setting, batches: list[Batch]) -> dict[
         CHECK: check,
         MATMUL: multiply,
     }
-
-
-def shape_of(batch: Batch) -> tuple[tuple[int, ...], ...]:
-    """The shapes of both sides, by which a step is compiled."""
-    return batch["inputs"].shape, batch["targets"].shape
 
 
 def our_step(variant: JaxStep, optimizer: Any, config: Any) -> Callable[..., Any]:
@@ -244,7 +245,7 @@ def torch_cases(variant: TorchStep, setting: Setting, batches: list[Batch]) -> d
     model = Transformer(setting.shape, setting.vocab_size, max(longest, training_batches.LENGTH))
     with np.load(Path(setting.initial)) as state:
         model.read(state)
-    several = len({shape_of(batch) for batch in batches}) > 1
+    several = len(set(map(training_batches.shape, batches))) > 1
     trainer = Trainer(model, label_smoothing=LABEL_SMOOTHING, several_shapes=several, **dataclasses.asdict(variant))
     on_device = [trainer.put(batch) for batch in batches]
     return {

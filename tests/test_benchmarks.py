@@ -232,22 +232,15 @@ def test_the_benchmark_of_an_accelerator_is_rehearsed_on_a_cpu(tmp_path, image):
         pytest.importorskip(package)
     corpus = {"corpus": "files", "directory": tmp_path / "stores", "vocab_size": 340, **write_splits(tmp_path)}
     flags = [f"--config.data.{field}={value}" for field, value in corpus.items()]
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.accelerator",
-        f"--output={tmp_path}",
-        "--tiny",
-        "--only",
-        *accelerator.PARTS,
-        "--",
-        *flags,
-    ]
+    given = [f"--output={tmp_path}", "--tiny", "--only", *accelerator.PARTS, "--", *flags]
+    command = [sys.executable, "-m", "benchmarks.accelerator", *given]
     done = subprocess.run(command, cwd=ROOT, env=image, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     files = {part: json.loads((tmp_path / f"{part}.json").read_text()) for part in accelerator.PARTS}
     assert {found["conditions"]["platform"] for found in files.values()} == {"cpu"}
-    assert list(files.pop("laws")["results"].values()) == ["passed"] * 2
+    fused = "test_fused_attention_trains_as_equation_1_does_on_ragged_lengths_an_empty_row_and_packed_rows"
+    laws = ("test_a_step_taken_twice_is_the_same_to_the_last_bit", f"{fused}[odd-bfloat16]")
+    assert files.pop("laws")["results"] == dict.fromkeys(laws, "passed")
     numbers = [number for found in files.values() for number in found["results"].values()]
     assert all(isinstance(number, (int, float)) for number in numbers)
     assert {"base_step_seconds", "base_torch_bfloat16_step_seconds"} <= files["training"]["results"].keys()
