@@ -62,7 +62,6 @@ ROOT = Path(__file__).parents[1]
 CONDITIONS = "conditions.json"
 WARM_UP = "warm up"  # the case of a system that compiles the others
 WITHOUT_DEVICE = {"JAX_PLATFORMS": "cpu"}  # environment variables
-MEMORY_OF_ALL_PEERS = 90  # GiB, for PyTorch's steps of both models at once
 
 
 class Case(NamedTuple):
@@ -86,7 +85,7 @@ class Sizes:
     models: tuple[str, ...] = ("base", "big")
     shape: Mapping[str, int] = dataclasses.field(default_factory=dict)  # what is changed of them
     tokens: int = 25_000
-    batches: int = 8
+    batches: int = 32  # of a measurement, which also has the launch of its first step
     bucket_shapes: int = 3  # of all buckets: each has to be compiled
     rounds: int = 3
     vocab_size: int = 32_000
@@ -232,7 +231,7 @@ def seconds_of(function: Callable[[Any], Any], argument: Any, calls: int = 20) -
 
 def train(report: Report, sizes: Sizes) -> None:
     """Our training steps and PyTorch's, one group after another."""
-    measure_groups(report, sizes, training_groups(sizes, report.conditions.get("memory_gib", 0.0)))
+    measure_groups(report, sizes, training_groups(sizes))
 
 
 def ablate(report: Report, sizes: Sizes) -> None:
@@ -247,21 +246,20 @@ def ablate(report: Report, sizes: Sizes) -> None:
     measure_groups(report, sizes, [group])
 
 
-def training_groups(sizes: Sizes, memory_gib: float) -> list[Group]:
-    """All of ours; then all of PyTorch's, or those of each model where memory is less."""
+def training_groups(sizes: Sizes) -> list[Group]:
+    """All of ours; then PyTorch's compiled steps; then, of base alone, its other ones."""
     packed, ours = packed_batches(sizes), JaxStep("bfloat16", fused_attention=True)
     groups = [{model: Case(model, ours, packed) for model in sizes.models}]
-    if not importlib.util.find_spec("torch"):
-        return groups
-    batches = training_batches.theirs(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches)
-    variants = training.torch_variants("bfloat16")
-    # Of big, whose steps take the most memory, the last one alone: compiled where that is possible.
-    chosen = {"base": list(variants), "big": list(variants)[-1:]}
-    theirs = [
-        {f"{model} {name}": Case(model, variants[name], batches) for name in chosen[model]} for model in sizes.models
-    ]
-    at_once = {name: case for group in theirs for name, case in group.items()}
-    return groups + ([at_once] if memory_gib >= MEMORY_OF_ALL_PEERS else theirs)
+    if importlib.util.find_spec("torch"):
+        batches = training_batches.theirs(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches)
+        of_base = list(training.torch_variants("bfloat16").items())
+        *others, fastest = of_base  # compiled, where that is possible
+        groups += [
+            {f"{model} {name}": Case(model, variant, batches) for name, variant in variants for model in models}
+            for variants, models in (([fastest], sizes.models), (others, sizes.models[:1]))
+            if variants
+        ]
+    return groups
 
 
 @functools.cache

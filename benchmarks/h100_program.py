@@ -318,9 +318,9 @@ def _bytes_moved(instruction, types, inner):
 
 
 def _users(name, inner):
-    """The instructions that use a value, which may be another view of it, and their name for it."""
+    """The instructions that use a value, in another view or dtype perhaps, and their name for it."""
     users = [x for x in inner if name in x.operands]
-    while len(users) == 1 and users[0].opcode == "bitcast":
+    while len(users) == 1 and users[0].opcode in ("bitcast", "convert"):
         name = users[0].name
         users = [x for x in inner if name in x.operands]
     return name, users

@@ -4,7 +4,7 @@ Attention has no biases and the stacks no final layer norm, so that both sides h
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -36,21 +36,24 @@ class Transformer(nn.Module):
         self.register_buffer("causal", torch.ones(max_length, max_length).triu(1).bool(), persistent=False)
 
     def forward(self, inputs: Tensor, targets: Tensor, input_pads: Tensor | None, target_pads: Tensor | None) -> Tensor:
-        """Logits. The padding masks (True at padding) may be None where no real token attends to padding."""
-        x = self._embed(self._vectors(inputs))
+        """The last layer's output; the masks (True at padding) may be None where no real token attends to padding."""
+        x = self.embed(self._vectors(inputs))
         for layer in self.encoder:
-            x = layer(x, src_key_padding_mask=input_pads)
-        y = self._embed(F.pad(self._vectors(targets[:, :-1]), (0, 0, 1, 0)))
+            x = self.apply_layer(layer, x, None, input_pads)
+        y = self.embed(F.pad(self._vectors(targets[:, :-1]), (0, 0, 1, 0)))
         causal = self.causal[: targets.shape[1], : targets.shape[1]]
         for layer in self.decoder:
-            y = layer(y, x, causal, None, target_pads, input_pads, tgt_is_causal=True)
-        return F.linear(y, self.embedding.weight)
+            y = self.apply_layer(layer, y, x, causal, None, target_pads, input_pads, True)
+        return y
 
     def _vectors(self, ids: Tensor) -> Tensor:
         return self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
 
-    def _embed(self, vectors: Tensor) -> Tensor:
+    def embed(self, vectors: Tensor) -> Tensor:
         return self.dropout(vectors + self.positions[: vectors.shape[1]])
+
+    def apply_layer(self, layer: nn.Module, *arguments: Any) -> Tensor:
+        return layer(*arguments)
 
     def read(self, state: Mapping[str, np.ndarray]) -> None:
         """Loads parameters that have the names of `t2t_jax.interop.torch_names`."""
@@ -87,12 +90,18 @@ def _find(name: str, state: Mapping[str, np.ndarray]) -> np.ndarray:
     return state[".".join([prefix, *end])]
 
 
+def _cross_entropy(y: Tensor, table: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    logits = F.linear(y, table).flatten(0, 1)
+    return F.cross_entropy(logits, targets.flatten(), ignore_index=0, label_smoothing=label_smoothing)
+
+
 class Trainer:
     """The model, Adam and the training step.
 
     `tuned`: fused Adam, and no padding mask where no real token attends to padding; otherwise the plain version.
-    bfloat16 means autocast. Float32 matrix products may use TF32 on GPUs, as XLA's do. With `several_shapes` of batches
-    it is compiled once for all shapes.
+    bfloat16 means autocast. Float32 matrix products may use TF32 on GPUs, as XLA's do. `compiled` is regional
+    compilation, of a layer of each kind, the embedding and the loss, as that of the whole model takes minutes; with
+    `several_shapes` of batches, once for all shapes.
     """
 
     def __init__(
@@ -108,7 +117,12 @@ class Trainer:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._model, self._label_smoothing, self._tuned = model.to(self._device), label_smoothing, tuned
         self._dtype = getattr(torch, dtype)
-        self._forward = torch.compile(self._loss, dynamic=several_shapes or None) if compiled else self._loss
+        self._cross_entropy = _cross_entropy
+        if compiled:
+            self._cross_entropy, model.embed, model.apply_layer = (
+                torch.compile(function, dynamic=several_shapes or None)
+                for function in (_cross_entropy, model.embed, model.apply_layer)
+            )
         fused = {"fused": True} if tuned else {}
         self._adam = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-9, **fused)
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -125,7 +139,7 @@ class Trainer:
     def train(self, batches: list[dict[str, Tensor | None]]) -> float:
         """Takes a step for each batch and returns the last loss."""
         for batch in batches:
-            loss = self._gradients(batch, self._forward)
+            loss = self._gradients(batch)
             self._adam.step()
         self._wait()
         return float(loss)
@@ -134,7 +148,8 @@ class Trainer:
         """(loss, gradient norm), without dropout, compilation and TF32."""
         torch.backends.cuda.matmul.allow_tf32 = False
         self._model.eval()
-        loss = self._gradients(batch, self._loss)
+        with torch.compiler.set_stance("force_eager"):
+            loss = self._gradients(batch)
         norm = torch.sqrt(sum(p.grad.square().sum() for p in self._model.parameters()))
         self._model.train()
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -147,18 +162,14 @@ class Trainer:
             x @ x
         self._wait()
 
-    def _gradients(self, batch: dict[str, Tensor | None], forward: Callable[..., Tensor]) -> Tensor:
+    def _gradients(self, batch: dict[str, Tensor | None]) -> Tensor:
         """Computes the loss, and the gradients into the parameters' `grad`."""
         self._adam.zero_grad(set_to_none=True)
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
-            loss = forward(**batch)
+            y = self._model(**batch)
+            loss = self._cross_entropy(y, self._model.embedding.weight, batch["targets"], self._label_smoothing)
         loss.backward()
         return loss.detach()
-
-    def _loss(self, **batch: Tensor | None) -> Tensor:
-        logits = self._model(**batch).flatten(0, 1)
-        targets = batch["targets"].flatten()
-        return F.cross_entropy(logits, targets, ignore_index=0, label_smoothing=self._label_smoothing)
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -292,7 +292,7 @@ def test_steps_that_fail_cost_no_others(report, monkeypatch):
         return {f"{platform}_{name}": 1.0 for name in group}
 
     groups = [dict.fromkeys(names) for names in (["base", "big"], ["base torch"])]
-    monkeypatch.setattr(accelerator, "training_groups", lambda sizes, memory_gib: groups)
+    monkeypatch.setattr(accelerator, "training_groups", lambda sizes: groups)
     monkeypatch.setattr(accelerator, "steps_of", steps_of)
     with pytest.raises(SystemExit):
         accelerator.train(report, accelerator.WHOLE)

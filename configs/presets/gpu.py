@@ -1,4 +1,4 @@
-"""What is fastest on an NVIDIA GPU, by measurements of one H200 (docs/accelerators.md).
+"""What is fastest on an NVIDIA GPU, by measurements of an H100 and an H200 (docs/accelerators.md).
 
     python main.py --config=configs/base_ende.py --preset=gpu --workdir=runs/base_ende
     python -m experiments.sweep table3 --workdir=runs/table3 --set @gpu

@@ -221,7 +221,8 @@ def _restart_at_segments(
         return jnp.broadcast_to(vectors, (len(ids), *vectors.shape))
     positions = jnp.arange(len(vectors))[None]
     starts = jax.lax.cummax(jnp.where(_is_segment_start(segments), positions, 0), axis=1)
-    return vectors[positions - starts]
+    # Without the barrier XLA on GPU computes the maximum again for each of the D components.
+    return vectors[jax.lax.optimization_barrier(positions - starts)]
 
 
 def param_shapes(model: Transformer) -> Any:

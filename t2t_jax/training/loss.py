@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2t_jax.model.einsum import einsum
+from t2t_jax.model.einsum import einsum, matmul_output_dtype
 from t2t_jax.model.platform import platform
 from t2t_jax.model.transformer import Transformer
 from t2t_jax.training.train_step import Batch, LossFn
@@ -91,7 +91,9 @@ def _softmax_loss(y, table, targets, label_smoothing, r_drop):
     """Per row of a chunk, the sums; and the gradient of the logits: softmax − smoothed target, zero at padding, and
     that of the regularizer of R-Drop.
     """
-    logits = einsum("btd,vd->btv", y, table, jnp.float32)
+    # In bfloat16 off the CPU, that is half the bytes of what the step reads and writes most. After training, rounding
+    # them changes gradients by 0.4 %, bfloat16 everywhere else by 4 %.
+    logits = einsum("btd,vd->btv", y, table, matmul_output_dtype(y.dtype)).astype(jnp.float32)
     on_target, elsewhere = 1 - label_smoothing, label_smoothing / (len(table) - 1)
     weights = (targets != 0).astype(jnp.float32)[..., None] * (0.5 if r_drop else 1.0)
     # As −log p_k = logsumexp(z) − z_k, the loss needs only the target's logit and the sum of all logits.
