@@ -252,7 +252,7 @@ def training_groups(sizes: Sizes) -> list[Group]:
     groups = [{model: Case(model, ours, packed) for model in sizes.models}]
     if importlib.util.find_spec("torch"):
         batches = training_batches.theirs(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches)
-        of_base = list(training.torch_variants("bfloat16").items())
+        of_base = list(training.torch_variants("bfloat16", compiled="regions").items())
         *others, fastest = of_base  # compiled, where that is possible
         groups += [
             {f"{model} {name}": Case(model, variant, batches) for name, variant in variants for model in models}

@@ -183,11 +183,11 @@ def ablations(setting: Setting) -> dict[str, float]:
     return {setting.result_name(f"step_time_{name}"): ratio for name, ratio in ratios.items() if name != "as it is"}
 
 
-def torch_variants(dtype: str) -> Variants:
-    """PyTorch, tuned, with and without torch.compile: which one is faster depends on the machine."""
+def torch_variants(dtype: str, compiled: str = "whole") -> Variants:
+    """PyTorch, tuned, without and with torch.compile: which one is faster depends on the machine."""
     variants = {f"torch {dtype}": TorchStep(dtype)}
     if shutil.which("g++"):
-        return variants | {f"torch {dtype} compiled": TorchStep(dtype, compiled=True)}
+        return variants | {f"torch {dtype} compiled": TorchStep(dtype, compiled=compiled)}
     print(f"no g++: torch {dtype} compiled is left out")
     return variants
 

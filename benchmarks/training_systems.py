@@ -40,7 +40,7 @@ class TorchStep:
 
     dtype: str
     tuned: bool = True
-    compiled: bool = False
+    compiled: str = ""
 
 
 Variants = dict[str, JaxStep | TorchStep]
