@@ -10,8 +10,10 @@ from jaxtyping import Array, Float, Int
 
 def log_sum_exp(values: Float[Array, "vocab B W"]) -> Float[Array, "B W"]:
     """The log of the sum over the vocabulary of exp(values)."""
-    # B and W as one axis: XLA on CPU is slow where the last axis is short.
-    return jax.nn.logsumexp(values.reshape(len(values), -1), axis=0).reshape(values.shape[1:])
+    largest = _maxima(values).max(axis=0, keepdims=True)
+    largest = jnp.where(jnp.isfinite(largest), largest, 0)
+    total = jnp.exp(values.reshape(len(values), -1) - largest).sum(axis=0, keepdims=True)
+    return (largest + jnp.log(total)).reshape(values.shape[1:])
 
 
 def top_tokens(
@@ -24,7 +26,7 @@ def top_tokens(
     vocab, chunk = len(values), chunk_size(len(values))
     if vocab <= 4 * chunk * count:
         return _sorted_top_k(jnp.moveaxis(values, 0, -1), min(count, vocab))
-    maxima = _chunks(values).max(axis=1).T.reshape(*values.shape[1:], -1)
+    maxima = _maxima(values).T.reshape(*values.shape[1:], -1)
     top_chunks = jnp.sort(top_k(maxima, count), axis=-1)  # in order of the vocabulary, so that ties keep theirs
     tokens = (top_chunks[..., None] * chunk + jnp.arange(chunk)[None, None, None]).reshape(
         *values.shape[1:], -1
@@ -45,13 +47,13 @@ def chunk_size(vocab: int) -> int:
     return min((size for size in range(16, 65) if vocab % size == 0), key=lambda size: abs(size - 32), default=32)
 
 
-def _chunks(values: Float[Array, "vocab B W"]) -> Float[Array, "chunks chunk BW"]:
-    """The vocabulary in chunks, with B and W as one axis."""
+def _maxima(values: Float[Array, "vocab B W"]) -> Float[Array, "chunks BW"]:
+    """The largest value of each chunk of the vocabulary."""
     chunk = chunk_size(len(values))
-    flat = values.reshape(len(values), -1)
-    return jnp.pad(flat, ((0, -len(values) % chunk), (0, 0)), constant_values=-jnp.inf).reshape(
-        -1, chunk, flat.shape[1]
-    )
+    flat = values.reshape(len(values), -1)  # XLA on CPU is slow where the last axis is short
+    padded = jnp.pad(flat, ((0, -len(values) % chunk), (0, 0)), constant_values=-jnp.inf)
+    # The barrier keeps XLA from joining this maximum with the next one, so that both callers of a step share it.
+    return jax.lax.optimization_barrier(padded.reshape(-1, chunk, flat.shape[1]).max(axis=1))
 
 
 def _sorted_top_k(values: Float[Array, "*n"], count: int) -> tuple[Float[Array, "*k"], Int[Array, "*k"]]:

@@ -463,6 +463,15 @@ def test_frequencies_of_samples_are_the_probabilities_of_the_chain():
         assert abs(counts.get(tokens, 0) / 4000 - np.exp(total)) < 0.025
 
 
+@pytest.mark.parametrize("vocab", [7, 33, 1000])
+def test_the_log_sum_exp_is_exact_for_forbidden_tokens_infinities_and_nan_too(vocab):
+    values = 40 * np.random.default_rng(0).normal(size=(vocab, 3, 4)).astype(np.float32)
+    values[: vocab // 2, 1] = -np.inf
+    values[:, 0, 0], values[3, 0, 1], values[3, 0, 2], values[vocab - 1, 0, 3] = -np.inf, np.inf, np.nan, 1e38
+    found = jax.jit(top_k.log_sum_exp)(values)
+    np.testing.assert_allclose(found, jax.nn.logsumexp(values, axis=0), rtol=1e-6)
+
+
 @pytest.mark.parametrize(("vocab", "chunks"), [(32000, 1000), (6256, 184), (997 * 11, None), (40, None)])
 def test_top_tokens_are_those_of_a_stable_sort(vocab, chunks):
     """With and without a divisor near 32, and with a vocabulary small enough to be sorted whole."""
