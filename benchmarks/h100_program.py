@@ -125,6 +125,7 @@ def training_step(
     fused: bool = False,
     packed: bool = False,
     microbatches: int = 1,
+    shard_state: bool = False,
 ) -> str:
     """The bfloat16 training step of a model for `count` devices, as `engine.build` compiles it."""
     from t2t_jax import sharding
@@ -141,7 +142,7 @@ def training_step(
     batch = {name: jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding.by_rows(mesh)) for name in names}
     with tracing_for_h100():
         shapes = jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
-        layout = sharding.of_state(shapes, mesh, False)
+        layout = sharding.of_state(shapes, mesh, shard_state)
         state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout)
         loss_fn = label_smoothed_loss(model, 0.1)
         step = functools.partial(train_step, loss_fn, optimizer, microbatches, jax.random.key(1), mesh=mesh)

@@ -85,6 +85,18 @@ def test_eight_devices_all_reduce_every_gradient_once_in_float32(config):
     assert values == num_parameters(config) + 3, "the loss, its unsmoothed value, the tokens"
 
 
+def test_zero_reduce_scatters_gradients_and_all_gathers_parameters(config):
+    """Of the all-reduce XLA makes a reduce-scatter, as each device updates its part of the parameters only."""
+    program = h100_program.training_step(config, rows=768, length=LENGTH, count=8, fused=True, shard_state=True)
+    moved = {}
+    for opcode, of in h100_program.collectives(program):
+        moved[opcode] = moved.get(opcode, 0) + h100_program.size_of(of)
+    of_parameters = 4 * num_parameters(config) * 9 / 8  # the whole on one side, an eighth on the other
+    assert abs(moved.pop("reduce-scatter-start") / of_parameters - 1) < 0.01
+    assert 0.5 < moved.pop("all-gather-start") / of_parameters < 1.01, "matrices may be gathered in bfloat16"
+    assert moved.pop("all-reduce-start") < 1e-3 * of_parameters and not moved
+
+
 @pytest.fixture(scope="module")
 def packed(config):
     return h100_program.training_step(config, rows=97, length=256, fused=True, packed=True)
