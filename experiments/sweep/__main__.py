@@ -12,7 +12,7 @@ Trials with the most steps start first. A sweep may be interrupted at any time: 
 from its last checkpoint. A trial that fails or hangs does not stop the others. The output of each trial is in its
 log.txt.
 
-Trials run on this machine, one per GPU; without GPUs, `--jobs` trials at a time share the CPU cores. With
+Trials run on this machine, one per GPU, without GPUs one per core; `--jobs=N` at a time share them. With
 `--launcher=slurm` they run as Slurm jobs, which outlive this command; DIR must then be on a file system that all nodes
 share.
 

@@ -1,4 +1,4 @@
-"""Runs trials on this machine: one per GPU, or several that share the CPU cores."""
+"""Runs trials on this machine: one per GPU, or several that share the GPUs or the CPU cores."""
 
 import dataclasses
 import os
@@ -17,6 +17,7 @@ from t2t_jax.errors import InputError
 
 # Received so far. The first one interrupts all trials, which save and exit; the second one kills them.
 StopSignals = Sequence[int]
+_GPU_MEMORY = 0.9  # of a GPU, for all trials that share it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +29,21 @@ class WorkerSlot:
 
 
 def worker_slots(jobs: int | None) -> list[WorkerSlot]:
-    """One slot per GPU, without GPUs one per core, or `jobs` of them. The slots share the cores evenly."""
+    """`jobs` slots, which share the cores, the GPUs and their memory; by default one per GPU, without GPUs per core."""
     cores, gpus = sorted(os.sched_getaffinity(0)), visible_gpus()
-    limit = len(gpus) or len(cores)
+    limit, of_what = max((len(cores), "cores"), (len(gpus), "GPUs"))
     if jobs is not None and not 1 <= jobs <= limit:
-        what = f"one for each of {len(gpus)} GPUs" if gpus else f"one for each of {len(cores)} cores"
-        raise InputError(f"--jobs={jobs}: must be from 1 to {limit}, {what}")
-    count = jobs or limit
+        raise InputError(f"--jobs={jobs}: must be from 1 to {limit}, the number of {of_what}")
+    count = jobs or len(gpus) or len(cores)
+    of_a_gpu = -(-count // len(gpus)) if gpus else 0
     slots = []
     for n in range(count):
         share = cores[n * len(cores) // count : (n + 1) * len(cores) // count] or cores
-        environment = {"OMP_NUM_THREADS": str(len(share))} | ({"CUDA_VISIBLE_DEVICES": gpus[n]} if gpus else {})
+        environment = {"OMP_NUM_THREADS": str(len(share))}
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = gpus[n % len(gpus)]
+        if of_a_gpu > 1:  # JAX would take three quarters of its memory for the first trial
+            environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{_GPU_MEMORY / of_a_gpu:.3f}"
         slots.append(WorkerSlot(frozenset(share), environment))
     return slots
 

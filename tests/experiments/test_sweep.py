@@ -17,6 +17,7 @@ from experiments.sweep.local import visible_gpus, worker_slots
 from experiments.sweep.plan import make_trials, parse_config, row_files
 from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trials import FAILED, FINISHED, RUNNING
+from t2t_jax.errors import InputError
 from t2t_jax.files import write_object
 from tests.experiments.runs import run_folder
 from tests.experiments.sweeps import ROOT, Sweep
@@ -188,6 +189,20 @@ def test_there_is_one_slot_per_gpu_and_without_gpus_the_slots_share_the_cores(mo
     assert sorted(core for slot in slots for core in slot.cores) == sorted(cores)
     assert all("CUDA_VISIBLE_DEVICES" not in slot.environment for slot in slots)
     assert worker_slots(1)[0].cores == cores
+
+
+def test_more_jobs_than_gpus_share_them_and_their_memory(monkeypatch):
+    """A small model leaves most of a GPU idle."""
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    slots = worker_slots(5)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["2", "5", "2", "5", "2"]
+    assert {slot.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] for slot in slots} == {"0.300"}
+    assert sorted(core for slot in slots for core in slot.cores) == list(range(16))
+    assert not any("XLA_PYTHON_CLIENT_MEM_FRACTION" in slot.environment for slot in worker_slots(2))
+    with pytest.raises(InputError, match="--jobs=17: must be from 1 to 16, the number of cores"):
+        worker_slots(17)
 
 
 def test_a_trial_from_before_there_was_a_field_is_finished_only_with_what_was_done_then(tmp_path):
