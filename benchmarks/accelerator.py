@@ -252,14 +252,11 @@ def training_groups(sizes: Sizes) -> list[Group]:
     groups = [{model: Case(model, ours, packed) for model in sizes.models}]
     if importlib.util.find_spec("torch"):
         batches = training_batches.theirs(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches)
-        of_base = list(training.torch_variants("bfloat16", compiled="regions").items())
-        *others, fastest = of_base  # compiled, where that is possible
-        groups += [
-            {f"{model} {name}": Case(model, variant, batches) for name, variant in variants for model in models}
-            for variants, models in (([fastest], sizes.models), (others, sizes.models[:1]))
-            if variants
-        ]
-    return groups
+        variants = training.torch_variants("bfloat16", compiled="regions")
+        *others, fastest = variants  # compiled, where that is possible
+        groups.append({f"{model} {fastest}": Case(model, variants[fastest], batches) for model in sizes.models})
+        groups.append({f"base {name}": Case("base", variants[name], batches) for name in others})
+    return [group for group in groups if group]
 
 
 @functools.cache
