@@ -169,7 +169,7 @@ def _reason(error: Exception) -> str:
     return text.split("] ", 1)[-1] or "the vocabulary could not be trained on this text; try a smaller one"
 
 
-def _checked(number: int, text: str) -> str:
+def checked_line(number: int, text: str) -> str:
     """`text` on one line; refuses lone surrogates."""
     if not isinstance(text, str):
         raise InputError(f"text {number}: must be a str; got {type(text).__name__}")
@@ -252,7 +252,7 @@ class Tokenizer:
 
         What is translated is read so; training text is encoded as it is. A blank text becomes "".
         """
-        lines = [_checked(number, text) for number, text in enumerate(texts, start=1)]
+        lines = [checked_line(number, text) for number, text in enumerate(texts, start=1)]
         return ["" if is_blank(line) else compose(line, self._learnt).translate(self._plain_forms) for line in lines]
 
     @functools.cached_property
@@ -276,11 +276,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one sentence, EOS last."""
-        return [*self._pieces.encode(_checked(1, text)), EOS]
+        return [*self._pieces.encode(checked_line(1, text)), EOS]
 
     def encode_many(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
         """`encode` of each text, on `num_threads` threads; −1: on all cores."""
-        lines = [_checked(number, text) for number, text in enumerate(texts, start=1)]
+        lines = [checked_line(number, text) for number, text in enumerate(texts, start=1)]
         encoded = self._pieces.encode(lines, num_threads=num_threads)
         return [[*ids, EOS] for ids in encoded]
 
@@ -289,7 +289,7 @@ class Tokenizer:
 
         `rate` is the probability with which BPE-dropout leaves out a merge.
         """
-        lines = [_checked(number, text) for number, text in enumerate(texts, start=1)]
+        lines = [checked_line(number, text) for number, text in enumerate(texts, start=1)]
         return [[*ids, EOS] for ids in self._bpe_dropout.sample(lines, rate, seed)]
 
     @functools.cached_property

@@ -53,6 +53,11 @@ def bucket_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1,
     return -(-min(rows, most) // devices) * devices
 
 
+def window_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1, max_length: int = 1) -> int:
+    """The rows of the windows of each of the searches among which `count` sentences are divided."""
+    return bucket_rows(source_length, -(-count // num_searches(count, mesh)), mesh, beam_width, max_length)
+
+
 def bucket_capacities(source_length: int, max_length: int) -> list[int]:
     """The capacities for target tokens: the source's bucket length and those after it, until one holds `max_length`.
 

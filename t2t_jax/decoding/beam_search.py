@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from t2t_jax.data.tokenizer import EOS
 from t2t_jax.decoding import constraints
 from t2t_jax.decoding.sampling import Sampling, sample
 from t2t_jax.decoding.search_options import SearchOptions
@@ -48,7 +49,6 @@ def beam_search(
     seeds: Int[Array, " B"] | None = None,
     features: Int[Array, "B F"] | None = None,
     reorder: Reorder = gather_hypotheses,
-    eos: int = 1,
 ) -> Hypotheses:
     """The `options.n_best` best finished hypotheses of each sentence, of at most `max_lengths` tokens with EOS.
 
@@ -57,12 +57,12 @@ def beam_search(
 
     A sentence stops at its length limit, or earlier once no alive hypothesis can still enter the `n_best`, even if all
     further tokens had probability 1 and the constraint's largest bonus (`_upper_bound`). So stopping early never
-    changes the result, unless `options.early_stop` is another rule than 'exact'. If no hypothesis of a sentence has
-    finished, its alive ones are returned. The result for a sentence does not depend on the other sentences in the
-    batch. `max_steps` is a static upper bound of `max_lengths`.
+    changes the result, unless `options.early_stop` is another rule than 'exact'. At the length limit, alive hypotheses
+    follow those that have finished, if these are fewer than `n_best`. The result for a sentence does not depend on the
+    other sentences in the batch. `max_steps` is a static upper bound of `max_lengths`.
     """
     search = start(max_lengths, options, max_steps, prefixes, seeds, features)
-    search, _ = advance(step, reorder, search, cache, options, max_steps=max_steps, min_running=1, eos=eos)
+    search, _ = advance(step, reorder, search, cache, options, max_steps=max_steps, min_running=1)
     return results(search, options)
 
 
@@ -75,14 +75,13 @@ def advance(
     *,
     max_steps: int | Int[Array, ""],
     min_running: int | Int[Array, ""],
-    eos: int = 1,
 ) -> tuple[Search, Cache]:
     """Takes up to `max_steps` steps, while at least `min_running` sentences are still running."""
 
     def body(carry):
         count, search, cache = carry
         logits, cache = step(search.last_tokens, search.lengths, cache)
-        search, parents = _extend(search, logits, options, eos)
+        search, parents = _extend(search, logits, options)
         return count + 1, search, reorder(cache, parents)
 
     def condition(carry):
@@ -94,12 +93,18 @@ def advance(
 
 
 def results(search: Search, options: SearchOptions) -> Hypotheses:
-    """The `n_best` finished hypotheses of each sentence, best first; the alive ones where none has finished."""
-    scores = search.best.log_probs / length_penalty(search.best.lengths, options.alpha)  # without diversity penalties
-    best = search.best._replace(scores=jnp.where(search.best.scores > NEG_INF, scores, NEG_INF))
-    best = gather_hypotheses(best, top_k(best.scores, options.n_best))
-    alive = gather_hypotheses(search.alive, top_k(search.alive.scores, options.n_best))
-    return where_rows(best.scores[:, 0] > NEG_INF, best, alive)
+    """The `n_best` best hypotheses of each sentence, those that have finished before those still alive."""
+
+    def n_best(hypotheses, exists):
+        scores = hypotheses.log_probs / length_penalty(hypotheses.lengths, options.alpha)  # no diversity penalties
+        scores = jnp.where(exists, scores, NEG_INF)
+        return gather_hypotheses(hypotheses._replace(scores=scores), top_k(scores, options.n_best))
+
+    best = n_best(search.best, search.best.scores > NEG_INF)
+    alive = n_best(search.alive, search.alive.log_probs != NEG_INF)  # true of NaN, which callers report
+    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), best, alive)
+    ranks, num_finished = jnp.arange(options.n_best)[None], (best.scores > NEG_INF).sum(axis=1, keepdims=True)
+    return gather_hypotheses(both, jnp.where(ranks < num_finished, ranks, options.n_best + ranks - num_finished))
 
 
 class _NextTokens(NamedTuple):
@@ -127,10 +132,10 @@ class _Candidates(NamedTuple):
 
 
 def _extend(
-    search: Search, logits: Float[Array, "B W vocab"], options: SearchOptions, eos: int
+    search: Search, logits: Float[Array, "B W vocab"], options: SearchOptions
 ) -> tuple[Search, Int[Array, "B W"]]:
     """The search after one more token, and the parent of each hypothesis that is alive then."""
-    next_tokens = _next_tokens(search, logits, options, eos)
+    next_tokens = _next_tokens(search, logits, options)
     # How many hypotheses of earlier groups have chosen each token at this step. Only those that are alive are counted:
     # EOS is never penalised, and a group that has ended does not influence the others.
     counts = jnp.zeros((len(logits), logits.shape[-1]))
@@ -139,7 +144,7 @@ def _extend(
         members = _group_members(search, group, options)
         distribution = next_tokens.of(_slice(group, options.group_size))
         penalty = options.diversity * counts if group else None
-        members, group_parents = _extend_group(members, distribution, penalty, options, eos)
+        members, group_parents = _extend_group(members, distribution, penalty, options)
         is_alive = (members.alive.log_probs > NEG_INF).astype(counts.dtype)
         counts = counts.at[jnp.arange(len(counts))[:, None], members.last_tokens].add(is_alive)
         extended.append(members)
@@ -174,7 +179,7 @@ def _join_groups(search: Search, groups: list[Search]) -> Search:
 
 
 def _extend_group(
-    search: Search, next_tokens: _NextTokens, penalty: Float[Array, "B vocab"] | None, options: SearchOptions, eos: int
+    search: Search, next_tokens: _NextTokens, penalty: Float[Array, "B vocab"] | None, options: SearchOptions
 ) -> tuple[Search, Int[Array, "B W"]]:
     """`_extend` for one group; `running` is True where further steps can still change its result."""
     alive, best, lengths = search.alive, search.best, search.lengths
@@ -184,7 +189,7 @@ def _extend_group(
         candidates = _top_candidates(alive.log_probs - search.penalties, next_tokens, penalty)
     parents, tokens, token_log_probs, penalised = candidates
     extended = append_tokens(gather_hypotheses(alive, parents), lengths, tokens, token_log_probs, options.alpha)
-    is_eos = tokens == eos
+    is_eos = tokens == EOS
     # A sample that reaches the limit is a result; in beam search it is one only where nothing has finished.
     ends = is_eos | (lengths + 1 >= search.max_lengths)[:, None] if options.sampling else is_eos
 
@@ -236,12 +241,12 @@ def _upper_bound(
     return largest / length_penalty(jnp.where(largest < 0, max_lengths, lengths + 1), options.alpha)
 
 
-def _next_tokens(search: Search, logits: Float[Array, "B W vocab"], options: SearchOptions, eos: int) -> _NextTokens:
+def _next_tokens(search: Search, logits: Float[Array, "B W vocab"], options: SearchOptions) -> _NextTokens:
     """The distribution of the next tokens after all logits processors.
 
     Without any, the logits stay unnormalised, and only the few candidates are normalised later.
     """
-    processors, has_prefixes = _logits_processors(search, options, eos), search.prefixes.shape[1] > 0
+    processors, has_prefixes = _logits_processors(search, options), search.prefixes.shape[1] > 0
     vocab_first = jnp.moveaxis(logits, -1, 0)
     log_normaliser = log_sum_exp(vocab_first)
     if not (processors or has_prefixes or options.sampling):
@@ -254,20 +259,18 @@ def _next_tokens(search: Search, logits: Float[Array, "B W vocab"], options: Sea
     return _NextTokens(jnp.moveaxis(log_probs, -1, 0), jnp.zeros_like(log_normaliser))
 
 
-def _logits_processors(search: Search, options: SearchOptions, eos: int) -> list[constraints.LogitsProcessor]:
+def _logits_processors(search: Search, options: SearchOptions) -> list[constraints.LogitsProcessor]:
     processors = [_of_sentences(options.constraint, search)] if options.constraint else []
     if options.no_repeat_ngram:
         processors.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
     if options.min_length:
-        processors.append(constraints.forbid_early_eos(options.min_length, eos))
+        processors.append(constraints.forbid_early_eos(options.min_length, EOS))
     return processors
 
 
-def _of_sentences(
-    constraint: constraints.Constraint | constraints.LogitsProcessor, search: Search
-) -> constraints.LogitsProcessor:
+def _of_sentences(constraint: constraints.Constraint, search: Search) -> constraints.LogitsProcessor:
     """The constraint as a function of tokens alone."""
-    if getattr(constraint, "features", None) is None:
+    if constraint.features is None:
         return constraint
     return functools.partial(constraint, max_lengths=search.max_lengths, features=search.features)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, shown
 
 LogitsProcessor = Callable[
     [Float[Array, "B W vocab"], Int[Array, "B W T"], Int[Array, " B"]],
@@ -42,6 +42,8 @@ class Constraint:
     features: Callable[[str], Sequence[int]] | None = None
 
     def __post_init__(self):
+        if not callable(self.function):
+            raise InputError(f"constraint must be a function, bare or in a Constraint; got {shown(self.function)}")
         if not self.largest_bonus >= 0:
             raise InputError(f"largest_bonus must be at least 0; got {self.largest_bonus}")
 

@@ -93,7 +93,7 @@ def search_all(
     for source_length, indices in batch_shapes.by_bucket([len(request.ids) for request in requests]):
         count = num_searches(len(indices), mesh)
         longest = max(requests[index].max_length for index in indices)
-        window = batch_shapes.bucket_rows(source_length, -(-len(indices) // count), mesh, options.width, longest)
+        window = batch_shapes.window_rows(source_length, len(indices), mesh, options.width, longest)
         queue = collections.deque(sorted(((i, requests[i]) for i in indices), key=lambda item: -item[1].max_length))
         search = functools.partial(_ContinuousBatch, ensemble, source_length, window, queue, options, mesh)
         searches += [search().run() for _ in range(count)]

@@ -19,7 +19,7 @@ _RANGES = {
     "min_length": Range(0, 4096),
     "no_repeat_ngram": Range(0, 100),
     "groups": Range(1, 64),
-    "diversity": Range(0),
+    "diversity": Range(0, 1000),  # far more than log-probabilities differ by, which it must not round away
 }
 
 
@@ -36,7 +36,7 @@ class SearchOptions:
     alive hypotheses scores better as it stands than the `n_best` finished ones, 'beam_full' when as many hypotheses
     have finished as the beam holds, or by 'exact' before. With `sampling`, the result is `n_best` independent samples
     instead. Equal hypotheses, of groups or samples, are returned once: there may be fewer than `n_best`. `constraint`
-    is a logits processor, bare or in a `Constraint`, which lets the search stop early; see constraints.py.
+    is a `Constraint`, or a bare logits processor: one whose largest bonus is not known (constraints.py).
 
     Other values of `alpha`, `diversity` and the temperature of `sampling` run the programs that are compiled already.
     """
@@ -55,6 +55,8 @@ class SearchOptions:
     def __post_init__(self):
         check_ranges(_RANGES, self)
         choice("early_stop", self.early_stop, EARLY_STOPS)
+        if not isinstance(self.constraint, Constraint | None):
+            object.__setattr__(self, "constraint", Constraint(self.constraint, largest_bonus=math.inf))
         if not isinstance(self.sampling, Sampling | None):
             raise InputError(f"sampling must be a Sampling or None; got {shown(self.sampling)}; try Sampling()")
         if self.n_best > self.beam_size and not self.sampling:
@@ -82,6 +84,4 @@ class SearchOptions:
     @property
     def largest_bonus(self) -> float:
         """The most, in nats, that the constraint can raise a token's log-probability by; infinite if unknown."""
-        if self.constraint is None:
-            return 0.0
-        return self.constraint.largest_bonus if isinstance(self.constraint, Constraint) else math.inf
+        return self.constraint.largest_bonus if self.constraint else 0.0

@@ -17,6 +17,7 @@ from t2t_jax.run_folder import RunFolder
 
 _WINDOW_LINES = 4096  # at most; a window of lines is translated together
 _READ_AHEAD_CHARACTERS = 1 << 24  # no more is read while so many wait to be translated
+_PAUSE = 0.005  # seconds without a line that end a window: the lines of a file come faster
 # Unicode line ends that json.dumps leaves as they are, though many readers split lines at them.
 _ESCAPED_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 
@@ -163,8 +164,11 @@ class _ReadAhead:
     def _has_capacity(self) -> bool:
         return len(self._lines) < 2 * _WINDOW_LINES and self._characters < _READ_AHEAD_CHARACTERS
 
+    def _may_grow(self) -> bool:
+        return len(self._lines) < _WINDOW_LINES and not self._ended and self._has_capacity()
+
     def windows(self) -> Iterator[list[Any]]:
-        """The lines read so far, from one to `_WINDOW_LINES` at a time: a line never waits for the next one."""
+        """The lines read so far, up to `_WINDOW_LINES` at a time: a line waits for the next one only 5 ms."""
         while window := self._take():
             yield window
         if self._error:
@@ -173,6 +177,8 @@ class _ReadAhead:
     def _take(self) -> list[Any]:
         with self._changed:
             self._changed.wait_for(lambda: self._lines or self._ended)
+            while self._may_grow() and self._changed.wait(_PAUSE):
+                pass
             window = [self._lines.popleft() for _ in range(min(_WINDOW_LINES, len(self._lines)))]
             self._characters -= sum(map(_size, window))
             self._changed.notify_all()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from t2t_jax import sharding
 from t2t_jax.data.plain_text import is_blank
 from t2t_jax.data.task import TASKS, Task, Vocabularies
-from t2t_jax.data.tokenizer import longest_whole
+from t2t_jax.data.tokenizer import checked_line, longest_whole
 from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad_pairs
 from t2t_jax.decoding.constraints import Constraint
@@ -93,7 +94,7 @@ class Translator:
         split_sentences: bool = False,
         seed: int = 0,
         on_progress: Callable[[int], None] = lambda count: None,
-        first_line: int = 1,
+        first_line: int | None = 1,
         **options: Any,
     ) -> list[list[Hypothesis]]:
         """Up to `n_best` different translations of each sentence, best first; an empty sentence has an empty one.
@@ -105,35 +106,43 @@ class Translator:
         of `seed` and the sentence. `on_progress` is called with the number of sentences that have just been completed.
         With `split_sentences`, the sentences of a line are translated separately. So are the parts of one beyond
         `longest_whole` (see long_sentences.py). Neither works where the task has a grammar. Warnings count lines from
-        `first_line`.
+        `first_line`; None: there are none.
         """
         check_lists(sentences=sentences, prefixes=prefixes)
         sentences, prefixes = list(sentences), None if prefixes is None else list(prefixes)
-        check_options(
+        search = check_options(
             max_extra_length=max_extra_length, constrained=constrained, split_sentences=split_sentences, **options
         )
-        search = SearchOptions(**options)
+        check_number("seed", seed, Range(-math.inf), is_whole=True)
         if constrained:
-            search = dataclasses.replace(search, constraint=self._grammar(search))
+            search = dataclasses.replace(search, constraint=self._grammar(search, prefixes))
         self._check_arguments(sentences, prefixes, search)
         sentences = self._plain(sentences)
         sources = [self.task.preprocess_source(sentence) for sentence in sentences]
         encoded = self._encode_lines(sources, split_sentences)
         if self.task.grammar:  # of parts translated separately, the outputs together are not well-formed
-            self._check_length("source", [ids for (ids,) in encoded], first_line)
+            self._check_length("source", [ids for (ids,) in encoded], first_line or 1)
+        lines = itertools.count(first_line) if first_line else itertools.repeat(None)
         parts = [
             [part for ids in line for part in self._parts(number, ids)]
-            for number, line in enumerate(encoded, start=first_line)
+            for number, line in zip(lines, encoded, strict=False)
         ]
-        starts = self._encode_prefixes(prefixes, first_line) if prefixes is not None else [[]] * len(sentences)
+        starts = self._encode_prefixes(prefixes, first_line or 1) if prefixes is not None else [[]] * len(sentences)
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
         requests = [
-            _request(parts[index][number], [] if number else starts[index], search.min_length, max_extra_length, seed)
+            _request(
+                parts[index][number], [] if number else starts[index], search.min_length, max_extra_length,
+                int(seed) + number,
+            )
             for index, number in owners
-        ]
-        if isinstance(search.constraint, Constraint) and (features := search.constraint.features):
+        ]  # fmt: skip
+        if search.constraint and (features := search.constraint.features):
             texts = [self._part_text(sources[index], parts[index], number) for index, number in owners]
             requests = [r._replace(features=features(text)) for r, text in zip(requests, texts, strict=True)]
+            if len(counts := sorted({len(request.features) for request in requests})) > 1:
+                raise InputError(
+                    f"constraint: features must be as many for each sentence; got {counts[0]} and {counts[-1]}"
+                )
         found_parts = [[None] * len(ids) for ids in parts]
         missing = [len(ids) for ids in parts]
         on_progress(missing.count(0))
@@ -147,10 +156,12 @@ class Translator:
         joined = [_join(hypotheses, search.alpha) for hypotheses in found_parts]
         return [self._postprocessed(*pair) for pair in zip(sentences, joined, strict=True)]
 
-    def _grammar(self, search: SearchOptions) -> Constraint:
+    def _grammar(self, search: SearchOptions, prefixes: Sequence[str] | None) -> Constraint:
         """The constraint of `constrained`."""
         if search.constraint:
             raise InputError("constrained: there is another constraint; give one of them")
+        if prefixes is not None:
+            raise InputError("constrained: a prefix may leave no output that is well-formed; give one of them")
         return grammar_of(self.task, self.vocabularies)
 
     def _part_text(self, source: str, parts: list[list[int]], number: int) -> str:
@@ -192,23 +203,34 @@ class Translator:
             encoded.append([first, *(code + ids for ids in others)])
         return encoded
 
-    def _parts(self, line: int, ids: list[int]) -> list[list[int]]:
-        """The parts of a sentence that are translated one by one: usually the whole; none of an empty sentence."""
+    def _parts(self, line: int | None, ids: list[int]) -> list[list[int]]:
+        """The parts of a sentence that are translated one by one: usually the whole; none of an empty sentence.
+
+        `line` is its number in warnings; None: without.
+        """
+        warn = logging.warning if line else lambda *_: None
         whole = longest_whole(self._max_length)
+        if not self.task.grammar:
+            whole = min([whole, *self._learned_positions()])
         if len(ids) > whole:
-            parts = cut(ids, self.vocabularies.source.piece, self._max_length)
-            logging.warning(
+            parts = cut(ids, self.vocabularies.source.piece, min(whole, self._max_length))
+            warn(
                 "line %d: %d subwords are more than are translated at once (%d); translated in %d parts",
                 line, len(ids), whole, len(parts),
             )  # fmt: skip
             return parts
         if len(ids) > self._max_length:
-            logging.warning(
+            warn(
                 "line %d: a sentence of %d subwords is longer than any in training (%d) and may be translated badly%s",
                 line, len(ids), self._max_length,
                 "" if self.task.grammar else "; if it is several, translate them one by one, with split_sentences",
             )  # fmt: skip
         return [ids] if len(ids) > 1 else []
+
+    def _learned_positions(self) -> list[int]:
+        """The number of positions of each model that has learned them: it cannot tell apart those beyond."""
+        configs = [module.config for module in self.ensemble.modules]
+        return [config.max_positions for config in configs if config.positions == "learned"]
 
     def check_lengths(self, sources: Sequence[str], references: Sequence[str]) -> None:
         """Refuses sentences that are too long to be scored, by their line."""
@@ -226,7 +248,8 @@ class Translator:
         A task with a grammar keeps them, as its outputs are over the words of the source.
         """
         if self.task.grammar:
-            return ["" if is_blank(source) else source for source in sources]
+            lines = [checked_line(number, source) for number, source in enumerate(sources, start=1)]
+            return ["" if is_blank(line) else line for line in lines]
         return self.vocabularies.source.plain(sources)
 
     def encode_targets(self, targets: Sequence[str], *, name: str = "target", first_line: int = 1) -> list[list[int]]:
@@ -254,7 +277,7 @@ class Translator:
         """
         pairs = list(pairs)
         for index, pair in enumerate(pairs):
-            if isinstance(pair, str) or len(pair) != 2:
+            if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
                 raise InputError(f"pairs: pair {index} must be (source, target); got {shown(pair)}")
         sources = self.encode_sources([source for source, _ in pairs])
         targets = self.encode_targets([target for _, target in pairs], first_line=first_line)
@@ -299,7 +322,10 @@ class Translator:
         else:
             target_ids = self.encode_targets(targets)
         self._check_length("target", target_ids)
-        return attention_maps(self.ensemble, self.vocabularies, encoded, target_ids, self.mesh)
+        found = attention_maps(self.ensemble, self.vocabularies, encoded, target_ids, self.mesh)
+        for maps in found:
+            _check_numbers(maps.decoder.weights)
+        return found
 
     def _hypotheses(self, found: Hypotheses) -> list[Hypothesis]:
         """One sentence's hypotheses, [W, …] each, as text; equal ones once."""
@@ -321,18 +347,19 @@ class Translator:
             answers.setdefault(tuple(ids.tolist()), hypothesis)
         if not answers:
             logging.warning("the constraints allow no translation of a sentence; it is left empty")
-        return list(answers.values()) or [dataclasses.replace(_EMPTY, finished=False)]
+        return list(answers.values()) or [_empty(finished=False)]
 
 
 def _check_numbers(scores: np.ndarray) -> None:
     if np.isnan(scores).any():
         raise DamagedError(
             "the model computes scores that are not numbers (NaN): its parameters are damaged, or a function that the "
-            "config names is wrong; give another checkpoint with --step"
+            "config names or a constraint is wrong; give another checkpoint with --step"
         )
 
 
-_EMPTY = Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, token_log_probs=[])
+def _empty(finished: bool = True) -> Hypothesis:
+    return Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, token_log_probs=[], finished=finished)
 
 
 def _request(ids: list[int], prefix: list[int], min_length: int, max_extra_length: int, seed: int) -> Request:
@@ -347,7 +374,7 @@ def _request(ids: list[int], prefix: list[int], min_length: int, max_extra_lengt
 def _join(parts: list[list[Hypothesis]], alpha: float) -> list[Hypothesis]:
     """The hypotheses of a sentence from those of its parts: the best of each, then the second best of each, …"""
     if len(parts) < 2:
-        return parts[0] if parts else [_EMPTY]
+        return parts[0] if parts else [_empty()]
     joined = [_concatenate(ranked, alpha) for ranked in zip(*parts, strict=False)]  # as many as every part has
     return sorted(joined, key=lambda hypothesis: -hypothesis.score)
 
@@ -411,8 +438,8 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
 
 def check_options(
     *, max_extra_length: int = 0, constrained: bool = False, split_sentences: bool = False, **options: Any
-) -> None:
-    """Refuses options of `Translator.translate` that make no sense for any task."""
+) -> SearchOptions:
+    """The options of the search in those of `Translator.translate`; refuses what makes no sense for any task."""
     search = SearchOptions(**options)
     if not isinstance(split_sentences, bool):
         raise InputError(f"split_sentences must be True or False; got {shown(split_sentences)}")
@@ -423,6 +450,7 @@ def check_options(
                     f"{name}={value}: may leave no output that is well-formed; leave out constrained or it"
                 )
     check_number("max_extra_length", max_extra_length, Range(0, 4096), is_whole=True)
+    return search
 
 
 def check_lists(**arguments: Iterable[str] | None) -> None:

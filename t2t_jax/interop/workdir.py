@@ -19,11 +19,9 @@ def run_folders(workdir: str | Path, step: int | str | None = None) -> Iterator[
     """
     with contextlib.ExitStack() as stack:
         paths = stack.enter_context(local_runs(str(workdir), needed_to_read(step))).split(",")
-        temporary = stack.enter_context(temporary_folder())
         for index, path in enumerate(paths):
             if is_marian(path):
-                folder = temporary / str(index) / Path(path).resolve().name  # of "." and ".." too
-                folder.parent.mkdir()
+                folder = stack.enter_context(temporary_folder()) / Path(path).resolve().name  # of "." and ".." too
                 from_marian(path, folder)
                 stack.enter_context(standing_for(folder, path))
                 paths[index] = str(folder)

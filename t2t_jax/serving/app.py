@@ -9,8 +9,10 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
+from absl import logging
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -20,7 +22,7 @@ from starlette.types import ASGIApp
 
 from t2t_jax.decoding.stream import json_line
 from t2t_jax.decoding.translator import Translator
-from t2t_jax.errors import InputError, memory_reason
+from t2t_jax.errors import DamagedError, InputError, memory_reason, on_one_line
 from t2t_jax.serving.batching import Batcher, Full, Job
 from t2t_jax.serving.guard import Guard
 from t2t_jax.serving.limits import Limits
@@ -77,6 +79,8 @@ class Demo:
         batches = sample_batches(self._translator, self._limits)
         key = (_WARM_UP, _frozen(self._defaults))
         self._warm_up = [Job(key, sentences) for sentences in batches]
+        for job in self._warm_up:
+            job.future.add_done_callback(_log_failure)
         self._batcher.submit_idle(self._warm_up)
 
     def close(self) -> None:
@@ -96,8 +100,8 @@ class Demo:
                 Route("/attention/{name}", self._attention_page, methods=["GET"]),
             ],
             exception_handlers={
-                HTTPException: _http_error, InputError: _input_error, Full: _full, ClientDisconnect: _gone,
-                Exception: _bug,
+                HTTPException: _http_error, InputError: _input_error, DamagedError: _damaged, Full: _full,
+                ClientDisconnect: _gone, Exception: _bug,
             },
         )  # fmt: skip
         app.router.redirect_slashes = False
@@ -114,10 +118,11 @@ class Demo:
         return JSONResponse(self._about)
 
     async def _health(self, request: Request) -> Response:
-        """503 if a batch takes longer than any client waits, or if nothing is translated any more."""
+        """503 if a batch takes longer than any client waits, or if nothing is translated (any more)."""
         del request
         age = self._batcher.batch_age()
-        healthy = self._batcher.is_running and age < self._limits.request_seconds
+        is_damaged = any(isinstance(_failure(job.future), DamagedError) for job in self._warm_up)
+        healthy = self._batcher.is_running and age < self._limits.request_seconds and not is_damaged
         status = {
             "healthy": healthy,
             "warm": all(job.future.done() for job in self._warm_up),
@@ -215,7 +220,8 @@ class Demo:
         self._searches.prepare(_search(options))
         begun = time.monotonic()
         try:
-            found = self._translator.translate(items, on_progress=lambda count: check(), **options)
+            # Without warnings, whose lines would be those of a batch of several clients.
+            found = self._translator.translate(items, on_progress=lambda count: check(), first_line=None, **options)
         finally:
             self._metrics.add("t2t_translation_seconds_total", time.monotonic() - begun)
         self._metrics.add("t2t_sentences_total", len(items) if kind == _TRANSLATE else 0)
@@ -223,6 +229,16 @@ class Demo:
 
     def _attention_of(self, source: str, target: str) -> str:
         return attention_page.page(self._translator.attention([source], [target]), f"Attention: {source[:80]}")
+
+
+def _failure(future: Future) -> BaseException | None:
+    """The error that a job has ended with."""
+    return future.exception() if future.done() and not future.cancelled() else None
+
+
+def _log_failure(future: Future) -> None:
+    if error := _failure(future):
+        logging.error("warm-up: %s", on_one_line(error))
 
 
 def _search(options: Mapping[str, Any]) -> Hashable:
@@ -271,6 +287,12 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 async def _input_error(request: Request, error: InputError) -> Response:
     del request
     return _error(400, str(error))
+
+
+async def _damaged(request: Request, error: DamagedError) -> Response:
+    del request
+    logging.error("%s", error)
+    return _error(500, str(error))
 
 
 async def _full(request: Request, error: Full) -> Response:

@@ -24,6 +24,7 @@ from t2t_jax.serving.app import Demo
 from t2t_jax.serving.connection import Connection
 from t2t_jax.serving.guard import host_names
 from t2t_jax.serving.limits import Limits
+from t2t_jax.temporary_folders import original_of
 
 _BACKLOG = 512  # connections that wait to be accepted
 
@@ -43,12 +44,12 @@ def serve_run(
             "source_language": data["source_language"],
             "target_language": data["target_language"],
         }
-        limits = Limits()
+        names, limits = ", ".join(original_of(member.run.path) for member in members), Limits()
         demo = Demo(translator_of(members, dtype or "float32"), defaults, about=about, limits=limits, hosts=hosts)
         demo.warm_up()
         try:
             with running(demo.app, listener, limits) as server:
-                wait_for_signal(server, f"serving {workdir} on {address(listener)}; Ctrl-C ends it")
+                wait_for_signal(server, f"serving {names} on {address(listener)}; Ctrl-C ends it")
         finally:
             with signals.time_limit(limits.stop_seconds, "stopped before a batch or a compilation had ended"):
                 demo.close()

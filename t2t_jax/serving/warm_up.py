@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from t2t_jax.decoding.batch_shapes import bucket_length
+from t2t_jax.decoding.batch_shapes import bucket_length, window_rows
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from t2t_jax.serving.limits import Limits
@@ -13,7 +13,7 @@ _COUNTED = 16  # of this many words the subwords are counted
 
 
 def sample_batches(translator: Translator, limits: Limits) -> Iterator[list[str]]:
-    """A sentence of each bucket length up to 64 subwords, alone; then as many of each as are translated together.
+    """As many sentences of each bucket length up to 64 subwords as fill the rows of a batch, by its number of rows.
 
     None where the task makes nothing of such sentences, or refuses them.
     """
@@ -23,7 +23,8 @@ def sample_batches(translator: Translator, limits: Limits) -> Iterator[list[str]
         return
     if not per_word:
         return
-    for count in (1, limits.batch_sentences):
+    counts = {window_rows(1, count, translator.mesh): count for count in range(1, limits.batch_sentences + 1)}
+    for count in counts.values():
         length = bucket_length(1)
         while length <= _LONGEST:
             yield [_WORD * max(1, int((length - 1) / per_word))] * count  # EOS is the last subword

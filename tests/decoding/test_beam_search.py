@@ -80,9 +80,9 @@ def stopped_search(log_probs, limit, width, alpha, n_best, rule):
     alive, finished, finished_in_beam = [(0.0, ())], [], 0
     for length in range(1, limit + 1):
         candidates = [
-            (total + log_probs[tokens[-1] if tokens else 0, token], (*tokens, token))
+            (total + log_probs[length - 1, tokens[-1] if tokens else 0, token], (*tokens, token))
             for total, tokens in alive
-            for token in range(len(log_probs))
+            for token in range(log_probs.shape[-1])
         ]
         candidates = sorted(candidates, reverse=True)[: 2 * width if width > 1 else 1]
         ended = [rank for rank, (_, tokens) in enumerate(candidates) if tokens[-1] == EOS]
@@ -98,8 +98,8 @@ def stopped_search(log_probs, limit, width, alpha, n_best, rule):
         }
         if not alive or stops[rule]:
             break
-    found = finished or [(total / penalty(length), tokens) for total, tokens in alive[:n_best]]
-    return [(tokens, score) for score, tokens in found], length
+    found = [*finished, *((total / penalty(length), tokens) for total, tokens in alive)]
+    return [(tokens, score) for score, tokens in found[:n_best]], length
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def stopped_search(log_probs, limit, width, alpha, n_best, rule):
 def test_each_rule_of_stopping_early_is_that_of_a_plain_search(width, n_best, alpha):
     """'exact' goes to the limit in the plain search; the others give other results and never take more steps."""
     limit, count = 8, 40
-    log_probs = random_chains(width, count, vocab=5, sharpness=1.0)
+    log_probs = random_chains(width, count, limit, vocab=5, sharpness=1.0)
     plain = {rule: [stopped_search(x, limit, width, alpha, n_best, rule) for x in log_probs] for rule in EARLY_STOPS}
     for rule in EARLY_STOPS:
         options = {"beam_size": width, "n_best": n_best, "alpha": alpha, "early_stop": rule}
@@ -194,9 +194,8 @@ def search_to_the_limit(log_probs, limit, beam_size, alpha, bonus=lambda tokens,
         extended = sorted(extended, key=lambda item: -item[1])[:count]
         finished += [(tokens, total / penalty(tokens)) for tokens, total in extended if tokens[-1] == EOS]
         alive = [item for item in extended if item[0][-1] != EOS][:beam_size]
-    if not finished:
-        finished = [(tokens, total / penalty(tokens)) for tokens, total in alive]
-    return sorted(finished, key=lambda item: -item[1])
+    by_score = lambda items: sorted(items, key=lambda item: -item[1])
+    return by_score(finished) + by_score((tokens, total / penalty(tokens)) for tokens, total in alive)
 
 
 BONUSES = {  # (position, last token, next token) → whether there is a bonus, or a penalty
@@ -321,8 +320,9 @@ def test_the_n_best_are_sorted_and_distinct_and_begin_with_the_1_best():
     lengths = []
     for seed in range(10):
         log_probs = random_chains(seed, vocab=6)
-        many = listed(search(log_probs, [8], beam_size=4, n_best=4))
-        scores = [score for _, score in many]
+        found = search(log_probs, [8], beam_size=4, n_best=4)
+        many = listed(found)
+        scores = [score for (_, score), finished in zip(many, found.finished[0], strict=False) if finished]
         assert scores == sorted(scores, reverse=True)
         assert len({tokens for tokens, _ in many}) == len(many)
         lengths.append(len(many))
@@ -351,6 +351,15 @@ def test_if_nothing_finishes_the_alive_hypotheses_are_returned_as_unfinished():
     assert listed(found, 0)[0][0] == (2, 2, 2) and sorted(listed(found, 0)[1][0]) == [2, 2, 3]
     assert listed(found, 1)[0][0] == (2, 2, 2, 2, 2)
     np.testing.assert_allclose(found.scores[0, 0], 3 * np.log(0.7) / (8 / 6) ** 0.6, rtol=1e-5)
+
+
+def test_alive_hypotheses_follow_the_finished_ones_where_these_are_too_few():
+    p = np.full((4, 4), 1e-9)
+    p[:, EOS], p[:, 2], p[:, 3] = 0.1, 0.6, 0.3
+    found = search(np.log(p)[None], [1], beam_size=3, n_best=3, alpha=0.0)
+    assert [tokens for tokens, _ in listed(found)] == [(EOS,), (2,), (3,)]
+    assert found.finished[0].tolist() == [True, False, False]
+    np.testing.assert_allclose(found.scores[0], np.log([0.1, 0.6, 0.3]), rtol=1e-5)
 
 
 def test_the_last_token_within_the_limit_may_be_eos():
@@ -490,7 +499,8 @@ def test_top_tokens_are_those_of_a_stable_sort(vocab, chunks):
         ({"n_best": 5}, "n_best must be between 1 and beam_size=4; got 5"),
         ({"alpha": -1.0}, "alpha must be at least 0 and at most 10; got -1.0"),
         ({"alpha": float("nan")}, "alpha must be finite, at least 0 and at most 10; got nan"),
-        ({"diversity": float("nan")}, "diversity must be finite, at least 0; got nan"),
+        ({"diversity": float("nan")}, "diversity must be finite, at least 0 and at most 1000; got nan"),
+        ({"constraint": 5}, "constraint must be a function, bare or in a Constraint; got 5"),
         ({"min_length": 10**30}, r"min_length must be at least 0 and at most 4096; got an integer of 100 bits"),
         ({"early_stop": "soon"}, "early_stop: unknown value 'soon'; known: exact, best_finished, beam_full"),
         ({"groups": 3}, "groups must divide beam_size=4; got 3"),

@@ -167,6 +167,8 @@ def test_two_constraints_are_refused(translator):
     parser = Translator(translator.ensemble, translator.vocabularies, max_length=256, task=TASKS["parsing"])
     with pytest.raises(InputError, match="constrained: there is another constraint"):
         parser.translate(["a"], constrained=True, constraint=GRAMMAR)
+    with pytest.raises(InputError, match="constrained: a prefix may leave no output that is well-formed"):
+        parser.translate(["a"], constrained=True, prefixes=["a"])
 
 
 @pytest.mark.parametrize("option", ["no_repeat_ngram", "min_length"])

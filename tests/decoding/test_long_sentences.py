@@ -15,10 +15,12 @@ from t2t_jax.data.task import TASKS
 from t2t_jax.data.tokenizer import EOS, longest_whole
 from t2t_jax.decoding import batch_shapes
 from t2t_jax.decoding.beam_search import SearchOptions
+from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.decoding.long_sentences import cut, sentences_of
 from t2t_jax.decoding.stream import translate_stream
 from t2t_jax.decoding.translator import Translator, _join
 from t2t_jax.errors import InputError
+from tests import tiny
 from tests.decoding.test_translator import close
 
 PIECES = ["</s>", "▁one", "▁two", ".", "x", "<0xE2>", "<0x82>", "<0xAC>", "。"]
@@ -140,6 +142,16 @@ def test_a_long_line_is_translated_in_parts_and_changes_no_other_line(short_limi
         assert hypothesis.log_prob == pytest.approx(sum(hypothesis.token_log_probs), rel=1e-5)
         assert hypothesis.score == pytest.approx(hypothesis.log_prob / ((5 + hypothesis.num_tokens) / 6) ** 0.6)
     assert long == sorted(long, key=lambda h: -h.score)
+
+
+def test_a_line_beyond_the_learned_positions_is_translated_in_parts(translator):
+    """A model cannot tell the order of words apart that share the last position."""
+    (model,) = translator.ensemble.modules
+    config = dataclasses.replace(model.config, positions="learned", max_positions=8)
+    learned = dataclasses.replace(model, config=config)
+    variables = tiny.sharp_variables(learned, seed=1)
+    limited = Translator(Ensemble((learned,), (variables["params"],)), translator.vocabularies, max_length=256)
+    assert limited.translate([LONG], max_extra_length=3)[0][0].parts == 2
 
 
 @pytest.mark.parametrize("task", ["parsing", "parsing_with_numbers", "parsing_in_order"])

@@ -148,6 +148,11 @@ def test_each_json_object_is_one_line_whatever_it_contains():
     assert json.loads(line)["source"] == text
 
 
+def test_the_lines_of_a_file_are_one_window(monkeypatch):
+    monkeypatch.setattr(stream, "_PAUSE", 60)  # which the end of the file cuts short
+    assert [len(window) for window in stream._ReadAhead([("a", "")] * 3000).windows()] == [3000]
+
+
 def test_read_ahead_is_bounded_in_characters(monkeypatch):
     monkeypatch.setattr(stream, "_READ_AHEAD_CHARACTERS", 100)
     read = []

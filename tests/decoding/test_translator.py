@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+import functools
 import itertools
 from types import SimpleNamespace
 
@@ -12,12 +13,15 @@ from t2t_jax import sharding
 from t2t_jax.data.task import TASKS
 from t2t_jax.data.tokenizer import EOS
 from t2t_jax.decoding import batch_shapes, continuous_batching
+from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.search_options import SearchOptions
 from t2t_jax.decoding.search_state import length_penalty
+from t2t_jax.decoding.trained_model import restore_all
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.interop.workdir import run_folders
 from tests import tiny
 from tests.data import toy_corpus
 from tests.decoding.compiled import num_compiled
@@ -112,6 +116,8 @@ def test_spaces_and_invisible_characters_that_were_not_learnt_do_not_change_a_tr
 def test_a_parser_reads_the_words_of_its_line_as_they_are(translator):
     parser = Translator(translator.ensemble, translator.vocabularies, max_length=256, task=TASKS["parsing"])
     assert parser.encode_sources(["1\u00a0000 two"])[0] == parser.vocabularies.source.encode("1\u00a0000 two")
+    with pytest.raises(InputError, match="text 1: must be a str; got NoneType"):
+        parser.translate([None])
 
 
 def test_a_sentence_longer_than_in_training_is_translated_with_a_warning(translator, caplog):
@@ -158,6 +164,14 @@ def test_an_ensemble_averages_probabilities(translator):
         np.testing.assert_allclose(sum(hypothesis.token_log_probs), hypothesis.log_prob, rtol=1e-4)
 
 
+def test_a_comma_without_a_run_is_refused_and_a_plain_run_needs_no_temporary_folder(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="workdir: 'RUN,' names a run that is empty"):
+        restore_all("RUN,", None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with run_folders(tmp_path) as run:
+        assert run == str(tmp_path)
+
+
 def test_translations_begin_with_their_prefixes(translator):
     prefixes = ["drei", "", "vier", "sechs acht sieben", "zwei"]
     found = translator.translate(SENTENCES, prefixes=prefixes, max_extra_length=4)
@@ -185,7 +199,7 @@ def test_any_iterable_is_translated_and_other_types_are_refused_in_a_line(transl
     assert translator.score(iter(pairs)) == translator.score(pairs)
     (maps,) = translator.attention(iter(["one"]), iter(["eins"]))
     assert maps.target == translator.attention(["one"], ["eins"])[0].target
-    for pairs in (["one", "eins"], ("one", "eins"), [("one", "eins", "uno")]):
+    for pairs in (["one", "eins"], ("one", "eins"), [("one", "eins", "uno")], [5]):
         with pytest.raises(InputError, match=r"pairs: pair 0 must be \(source, target\)"):
             translator.score(pairs)
     with pytest.raises(InputError, match=r"sampling must be a Sampling or None; got True; try Sampling\(\)"):
@@ -225,9 +239,24 @@ def test_scores_that_are_no_numbers_are_an_error_and_no_empty_translation(transl
     (model,), (params,) = translator.ensemble
     params = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
     damaged = Translator(Ensemble((model,), (params,)), translator.vocabularies, max_length=256, mesh=translator.mesh)
-    for call in (lambda: damaged.translate(["one two"]), lambda: damaged.score([("one two", "zwei eins")])):
+    calls = (damaged.translate, ["one two"]), (damaged.score, [("one two", "eins")]), (damaged.attention, ["a"], ["b"])
+    for call in (functools.partial(*call) for call in calls):
         with pytest.raises(DamagedError, match="NaN.*; give another checkpoint"):
             call()
+
+
+def test_a_result_shares_nothing_with_others(translator):
+    ((first,),) = translator.translate([""])
+    first.tokens.append("eins")
+    assert translator.translate([""])[0][0].tokens == []
+
+
+def test_features_of_unequal_lengths_are_refused(translator):
+    constraint = Constraint(
+        lambda log_probs, tokens, lengths, **_: log_probs, 0.0, features=lambda text: [1] * len(text)
+    )
+    with pytest.raises(InputError, match="constraint: features must be as many for each sentence; got 3 and 4"):
+        translator.translate(["one", "four"], constraint=constraint)
 
 
 def test_a_constraint_that_allows_nothing_gives_an_empty_translation_and_a_warning(translator, caplog):
@@ -263,6 +292,7 @@ def test_bfloat16_gives_nearly_the_same_score(translator):
         ({"max_extra_length": -1}, "max_extra_length must be at least 0 and at most 4096; got -1"),
         ({"max_extra_length": 20.5}, "max_extra_length must be a whole number; got 20.5"),
         ({"max_extra_length": "5"}, "max_extra_length must be a whole number; got '5'"),
+        ({"seed": 1.5}, "seed must be a whole number; got 1.5"),
     ],
 )
 def test_impossible_options_are_refused(translator, options, message):

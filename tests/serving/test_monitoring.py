@@ -13,8 +13,8 @@ from tests.serving.conftest import served
 
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 from t2t_jax.data.tokenizer import EOS
-from t2t_jax.decoding.batch_shapes import bucket_length
-from t2t_jax.errors import InputError
+from t2t_jax.decoding.batch_shapes import bucket_length, window_rows
+from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.serving import warm_up
 from t2t_jax.serving.limits import Limits
 from t2t_jax.serving.warm_up import sample_batches
@@ -102,7 +102,9 @@ def test_a_device_whose_memory_is_too_small_is_no_bug_of_the_server(translator, 
 def test_the_warm_up_has_sentences_of_each_bucket_length(translator):
     batches = list(sample_batches(translator, Limits()))
     lengths = [{bucket_length(len(ids)) for ids in translator.encode_sources(batch)} for batch in batches]
-    assert lengths == [{16}, {32}, {64}] * 2 and [len(batch) for batch in batches] == [1] * 3 + [16] * 3
+    assert lengths == [{16}, {32}, {64}] * (len(batches) // 3)
+    rows = [window_rows(16, len(batch), translator.mesh) for batch in batches[::3]]
+    assert len(set(rows)) == len(rows) and set(rows) == {window_rows(16, n, translator.mesh) for n in range(1, 17)}
 
 
 def test_there_is_no_warm_up_where_a_task_makes_nothing_of_its_sentences(translator, monkeypatch):
@@ -120,6 +122,20 @@ def test_after_the_warm_up_the_first_request_compiles_nothing(translator, monkey
         client.demo.warm_up()
         wait_until(lambda: health(client)[1]["warm"], 600)
         compiled = num_compiled()
-        assert client.post({"source": "one two"})[0] == client.post({"source": ["one two"] * 4})[0] == 200
+        for count in range(1, 5):
+            assert client.post({"source": ["one two"] * count})[0] == 200
         assert num_compiled() == compiled
-        assert metrics(client)["t2t_sentences_total"] == 5, "those of the warm-up are not counted"
+        assert metrics(client)["t2t_sentences_total"] == 10, "those of the warm-up are not counted"
+
+
+def test_a_damaged_model_is_unhealthy_and_says_so(translator, monkeypatch, caplog):
+    def translate(*_, **__):
+        raise DamagedError("the model computes NaN")
+
+    monkeypatch.setattr(warm_up, "_LONGEST", 16)
+    monkeypatch.setattr(translator, "translate", translate)
+    with served(translator) as client:
+        client.demo.warm_up()
+        wait_until(lambda: health(client)[1]["warm"])
+        assert health(client)[0] == 503 and "warm-up: the model computes NaN" in caplog.text
+        assert client.post({"source": "one"}) == (500, {"error": "the model computes NaN"})
