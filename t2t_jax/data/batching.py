@@ -47,6 +47,8 @@ class Batches:
     ):
         self._sources, self._targets, self._seed, self._mixture = sources, targets, seed, mixture
         source, target = sources.lengths(), targets.lengths()
+        if mixture and packing:
+            source, target = mixture.slot_lengths(source, target)
         counts = _count_lengths(source, target, mixture.occurrences(len(source)) if mixture else None)
         layout: Layout = (
             Packed(counts, tokens_per_batch, packing_shapes)

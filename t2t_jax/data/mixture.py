@@ -1,9 +1,12 @@
 """§5.1: mixtures of training texts: how often a pair occurs in an epoch, by the weight of its text."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
+
+_FILLED = 0.97  # of the slots that pairs of a fractional weight share, at least
 
 
 class Mixture:
@@ -30,6 +33,26 @@ class Mixture:
         for pairs, weight in self._texts:
             found[pairs] = math.ceil(weight)
         return found
+
+    def slot_lengths(self, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The lengths of the slots for pairs of these lengths, where a group is all pairs of equal lengths.
+
+        Of a text with a fractional weight w, each n pairs of similar lengths share n·w slots, about a whole number, that
+        are as long as the longest of them: most slots for rare lengths would be empty otherwise.
+        """
+        sides = source.copy(), target.copy()
+        for pairs, weight in self._texts:
+            if not (fraction := math.modf(weight)[0]):
+                continue
+            slots = (round(n * fraction, 6) for n in itertools.count(1))
+            size = 1 + next(n for n, filled in enumerate(slots) if filled >= _FILLED * math.ceil(filled))
+            falling_and_rising = np.where(source[pairs] % 2, -1, 1) * target[pairs].astype(np.int32)
+            order = pairs[np.lexsort((falling_and_rising, source[pairs]))]
+            starts = np.arange(0, len(order), size)
+            for side in sides:
+                longest = np.maximum.reduceat(side[order], starts)
+                side[order] = np.repeat(longest, size)[: len(order)]
+        return sides
 
     def group(self, group_of_pair: np.ndarray, num_groups: int) -> np.ndarray:
         """Fixes the number of slots of each group, and returns it."""

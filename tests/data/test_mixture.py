@@ -123,6 +123,30 @@ def test_a_small_weight_is_kept_with_packing():
     assert 0.95 < counts[2000:].mean() < 1.05 and 0.9 < counts[2000:][longest].mean() < 1.1
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=60), WEIGHTS)
+def test_slots_hold_their_pairs_and_share_lengths_only_with_a_fractional_weight(lengths, weight):
+    given = [np.array(side, np.uint16) for side in zip(*lengths, strict=True)]
+    slots = Mixture([len(lengths)], [weight], 0).slot_lengths(*given)
+    assert all((slot >= length).all() for slot, length in zip(slots, given, strict=True))
+    if weight % 1 == 0:
+        np.testing.assert_array_equal(slots, given)
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.3, 0.9, 1.05])
+def test_packed_batches_of_a_mixture_have_hardly_any_padding(weight):
+    """Though most pairs are the only ones of their two lengths; in batches of one text alone 4 % is padding."""
+    rng = np.random.default_rng(0)
+    source = rng.lognormal(3, 0.6, 9000)
+    sides = [np.clip(x.astype(int), 2, 100) for x in (source, source * rng.lognormal(0, 0.2, 9000))]
+    texts = [Sentences(np.ones(side.sum(), np.uint16), np.cumsum(side)) for side in sides]
+    mixture = Mixture([3000, 6000], [1, weight], 0)
+    batches = Batches(*texts, tokens_per_batch=4000, num_buckets=4, seed=0, packing=True, mixture=mixture)
+    steps = range(batches.per_epoch)
+    tokens = sum(side[batches.pairs(step)[0]].sum() for step in steps for side in sides)
+    buckets = [batches.bucket(step) for step in steps]
+    assert tokens > 0.92 * sum(bucket.rows * (bucket.source_length + bucket.target_length) for bucket in buckets)
+
+
 @pytest.mark.parametrize("weight", ["0", "-1", "nan", "x", "", "1e3", "0.0", "12345"])
 def test_weights_that_are_not_positive_are_refused(tmp_path, weight):
     with pytest.raises(InputError, match=r"data.train=.*after the colon, the weight of .*more must be a positive"):
