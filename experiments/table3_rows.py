@@ -102,8 +102,8 @@ def make_table(records: Sequence[Record], configs: str, base: str | None = None)
     """The rows of a folder of configs and of the records: the paper's in its order, then the folder's others, by name.
 
     The paper's cells are shown for rows whose config is that of configs/table3, unless our headline is another score
-    than BLEU: the runs are then of another task. `base` is the row that the others are compared with, by default the
-    one of that name.
+    than BLEU: the runs are then of another task. Runs beside them must have been evaluated as in the paper, from the
+    last checkpoint. `base` is the row that the others are compared with, by default the one of that name.
     """
     name = check(records)
     files = row_files(configs)
@@ -118,6 +118,8 @@ def make_table(records: Sequence[Record], configs: str, base: str | None = None)
     rows = []
     for row in dict.fromkeys(names):
         printed = paper.TABLE_3[row] if name == SACREBLEU and _is_of_paper(row, files) else {}
+        if printed:
+            _refuse_averages(by_row.get(row, []))
         rows.append(_row(row, printed, by_row, files, base))
     return Table(rows, name, base)
 
@@ -131,21 +133,24 @@ def _is_of_paper(row: str, files: dict[str, Path]) -> bool:
 
 
 def check(records: Sequence[Record]) -> str:
-    """Returns the name of the headline score. Refuses records that do not make one table.
-
-    That is: averaged checkpoints, different headlines.
-    """
+    """Returns the name of the headline score. Refuses records that do not make one table: of different headlines."""
     for record in records:
         _check_scores(record)
-        if len(record["averaged_steps"]) != 1:
-            raise InputError(
-                f"records: {record['row']}, seed {record['seed']} is an average of {len(record['averaged_steps'])} "
-                "checkpoints; Table 3 takes the last alone (checkpoint.average_last=1)"
-            )
     names = sorted({headline(record["dev"], where_of(record, "dev")).name for record in records})
     if len(names) > 1:
         raise InputError(f"records: the headline scores are {' and '.join(names)}; give records of one task")
     return names[0] if names else SACREBLEU
+
+
+def _refuse_averages(records: Sequence[Record]) -> None:
+    """The paper's Table 3 has no averages of checkpoints (§6.2)."""
+    for record in records:
+        if len(record["averaged_steps"]) != 1:
+            raise InputError(
+                f"records: {record['row']}, seed {record['seed']} is an average of {len(record['averaged_steps'])} "
+                "checkpoints; Table 3 takes the last alone (checkpoint.average_last=1); for configs of your own, give "
+                "their folder with --configs"
+            )
 
 
 def _check_scores(record: Record) -> None:
@@ -202,9 +207,13 @@ def _trained_config(records: list[Record]) -> dict[str, Any]:
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    """The same fields of a config file."""
+    """The same fields of a config file, and the number of checkpoints that are averaged."""
     config = parse_config(file).to_dict()
-    return fields_of(config) | {"train.train_steps": config["train"]["train_steps"]}
+    others = {
+        "train.train_steps": config["train"]["train_steps"],
+        "checkpoint.average_last": config["checkpoint"]["average_last"],
+    }
+    return fields_of(config) | others
 
 
 # --- Multiple comparisons and rank correlation -------------------------------------------------------------

@@ -197,7 +197,9 @@ def _conditions(record: Record) -> str:
     dev, config = record["dev"], record["config"]
     sentences = [f"{dev['sentences']:,} dev sentences"] if "sentences" in dev else []
     signature = [dev["signature"]] if "signature" in dev else []
-    data = ", ".join([f"{config['data.vocab_size']:,} pieces", *sentences, *signature])
+    averaged = len(record["averaged_steps"])
+    averages = [f"average of the last {averaged} checkpoints"] if averaged > 1 else []
+    data = ", ".join([f"{config['data.vocab_size']:,} pieces", *averages, *sentences, *signature])
     languages = f"{config['data.source_language']}-{config['data.target_language']}"
     return f"Ours: {config['data.corpus']} {languages}, {data}; {record['hardware']}, jax {record['jax']}."
 

@@ -326,6 +326,7 @@ from configs import base_ende
 
 def get_config():
     config = base_ende.get_config()
+    config.checkpoint.average_last = 1
     {change}
     return config
 """
@@ -432,6 +433,20 @@ def test_rows_of_another_experiment_show_no_number_of_the_paper_whatever_their_n
     assert "Spearman" not in notes and "paper" not in notes and "Shortened" not in notes
     assert main([*own_sweep, "--figure=figure.svg"]) == 2
     assert "--figure needs a record of one of the paper's rows" in capsys.readouterr().err
+
+
+def test_averages_of_checkpoints_are_compared_with_one_another_and_not_with_the_paper(tmp_path, capsys):
+    """Every config outside configs/table3 averages, also one that is otherwise a row of the paper."""
+    folder = tmp_path / "averaging"
+    folder.mkdir()
+    for row, change in {"base": "", "f_window": "config.model.attention_window = 8"}.items():
+        average = "config.checkpoint.average_last = 4"
+        (folder / f"{row}.py").write_text(ABLATION.format(change=f"{change}\n    {average}"))
+    four = {"averaged_steps": [97_000, 98_000, 99_000, 100_000]}
+    made = [trained("base", **four), own_row("f_window", **{"model.attention_window": 8}) | four]
+    rows, notes = table(capsys, records(tmp_path, *made), f"--configs={folder}")
+    assert list(rows) == ["base", "f_window"] and not rows["base"].get("BLEU (dev)")
+    assert rows["f_window"]["BLEU (dev) ours"] == "20.0000" and "average of the last 4 checkpoints" in notes
 
 
 def test_the_row_that_the_others_are_compared_with_may_have_any_name(own_sweep, capsys):
