@@ -183,6 +183,11 @@ def sweep_records(workdir: str | Path, base: str | None = None) -> list[Record]:
     """
     folder, records = _existing(workdir, "workdir"), []
     runs = sorted(result.parent for result in folder.glob("*/seed_*/result.json"))
+    if not runs:
+        raise InputError(
+            f"workdir: no finished trial, ROW/seed_N, in {workdir}; give the folder of a sweep. Of one run, "
+            "`python -m experiments.records RUN FOLDER` makes a record"
+        )
     rows = sorted({run.parent.name for run in runs})
     base = BASE if base is None else choice("--base", base, rows)
     resamples = max(RESAMPLES, 100 * len(rows))  # else no p would be small enough to stay small in Holm's correction

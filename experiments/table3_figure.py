@@ -19,7 +19,9 @@ def draw(table: Table, path: str) -> None:
     from matplotlib.figure import Figure  # half a second
 
     if not table.comparable:
-        raise InputError("--figure needs a record of one of the paper's rows; give --records or --workdir")
+        raise InputError(
+            "--figure compares with the paper: there is no record of a row of configs/table3; leave it out"
+        )
     figure = Figure(figsize=(14, 7), layout="constrained")
     panels = list(zip(figure.subplots(1, 2), SCORES, strict=True))
     for axes, column in panels:

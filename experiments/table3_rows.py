@@ -88,6 +88,11 @@ class Table:
         return [row for row in self.trained if row.printed]
 
     @property
+    def has_paper(self) -> bool:
+        """Whether any row has the paper's numbers."""
+        return any(row.printed for row in self.rows)
+
+    @property
     def adjusted_p_values(self) -> dict[str, float]:
         """{row: its p by Holm's correction for all rows that have one}."""
         found = {row.name: row.p_value for row in self.rows if row.p_value is not None}
@@ -101,6 +106,7 @@ class Table:
 def make_table(records: Sequence[Record], configs: str, base: str | None = None) -> Table:
     """The rows of a folder of configs and of the records: the paper's in its order, then the folder's others, by name.
 
+    Records of none of the folder's rows are a table of their own.
     The paper's cells are shown for rows whose config is that of configs/table3, unless our headline is another score
     than BLEU: the runs are then of another task. Runs beside them must have been evaluated as in the paper, from the
     last checkpoint. `base` is the row that the others are compared with, by default the one of that name.
@@ -110,6 +116,8 @@ def make_table(records: Sequence[Record], configs: str, base: str | None = None)
     by_row: dict[str, list[Record]] = {}
     for record in records:
         by_row.setdefault(record["row"], []).append(record)
+    if by_row and not by_row.keys() & files.keys():
+        files = {}
     for same in by_row.values():
         check_seeds(same)
     names = [row for row in paper.TABLE_3 if row in files or row in by_row]

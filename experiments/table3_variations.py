@@ -4,9 +4,10 @@
         [--base=ROW] [--format=markdown|latex|csv] [--figure=FILE.png|FILE.svg]
 
 FOLDER holds records; SWEEP holds runs, ROW/seed_N. The rows are the configs of the folder --configs and the rows of the
-records. A row with a config of configs/table3 shows the paper's cells, and ours where there are records; other rows
-show only ours. An empty setting is that of the row --base, which is "base" by default; settings that have no column
-are in the column "other". In Markdown and LaTeX, "a → b" is the paper's value and ours; CSV has two columns.
+records; where they have no row in common, those of the records alone. A row with a config of configs/table3 shows the
+paper's cells, and ours where there are records; other rows show only ours, and a table of such rows has no columns for
+the paper. An empty setting is that of the row --base, which is "base" by default; settings that have no column are in
+the column "other". In Markdown and LaTeX, "a → b" is the paper's value and ours; CSV has two columns.
 
 Our BLEU is sacreBLEU of the dev set; the paper's is tokenised, with compounds split, and perplexity depends on the
 vocabulary. So compare each row with the base of its own column, and the two columns by how they rank the rows. Where
@@ -40,6 +41,7 @@ HEADINGS = {"num_layers": "N", "d_model": "d_model", "d_ff": "d_ff", "num_heads"
             "dropout": "P_drop", "label_smoothing": "ε_ls", "train_steps": "steps"}  # fmt: skip
 PRINTED_DIGITS = {"perplexity": 2, "bleu": 1, "parameters": 0}  # after the point, as in the paper
 OUR_DIGITS = {"perplexity": 2, "bleu": 2, "parameters": 1}
+SMALL_MODEL = 0.1  # million parameters; below, two significant digits
 P_VALUES = ("p", "p (Holm)")
 OTHER_HEADLINE_DIGITS = 4  # it may be a fraction of 1
 
@@ -49,7 +51,10 @@ def for_people(table: Table) -> tuple[list[str], list[list[str]]]:
     header = ["row", *HEADINGS.values()]
     headline = "sacreBLEU" if table.is_translation else table.headline
     for column, heading in MEASURED.items():
-        header += [heading, f"ours, {headline}" if column == "bleu" else "ours"]
+        if table.has_paper:
+            header += [heading, f"ours, {headline}" if column == "bleu" else "ours"]
+        else:
+            header.append(f"{headline} (dev)" if column == "bleu" else heading)
     header += ["seeds", *P_VALUES]
     return _with_other_settings(header, [_for_people(row, table) for row in table.rows], table)
 
@@ -60,10 +65,17 @@ def _for_people(row: Row, table: Table) -> list[str]:
         printed, ours = (_setting(column, values.get(column)) for values in (row.printed, row.settings))
         cells.append(_printed_and_ours(printed, ours) if row.printed else ours)
     for column in MEASURED:
-        digits = OUR_DIGITS[column] if column != "bleu" or table.is_translation else OTHER_HEADLINE_DIGITS
-        cells += [_printed(row, column), " ± ".join(f"{value:.{digits}f}" for value in row.mean_and_deviation(column))]
+        ours = " ± ".join(_measured(column, value, table) for value in row.mean_and_deviation(column))
+        cells += [_printed(row, column), ours] if table.has_paper else [ours]
     p, corrected = [f"{value:.3f}" for value in _p_values(row, table)] or ["", ""]
     return [*cells, str(len(row.records) or ""), p, corrected + " *" * is_significant(row, table)]
+
+
+def _measured(column: str, value: float, table: Table) -> str:
+    if column == "parameters" and value < SMALL_MODEL:
+        return f"{value:.2g}"
+    digits = OUR_DIGITS[column] if column != "bleu" or table.is_translation else OTHER_HEADLINE_DIGITS
+    return f"{value:.{digits}f}"
 
 
 def _p_values(row: Row, table: Table) -> list[float]:
@@ -83,11 +95,12 @@ def _printed_and_ours(printed: str, ours: str) -> str:
 def for_csv(table: Table) -> tuple[list[str], list[list[str]]]:
     """Header and rows with one number per cell."""
     header = ["row"]
-    for column in SETTINGS:
-        header += [HEADINGS[column], f"{HEADINGS[column]} ours"]
+    for heading in HEADINGS.values():
+        header += [*[heading] * table.has_paper, f"{heading} ours"]
     for column, heading in MEASURED.items():
         ours = heading if column != "bleu" or table.is_translation else f"{table.headline} (dev)"
-        header += [heading, f"{ours} ours", *([f"{ours} ours deviation"] if column in SCORES else [])]
+        deviation = [f"{ours} ours deviation"] * (column in SCORES)
+        header += [*[heading] * table.has_paper, f"{ours} ours", *deviation]
     return _with_other_settings([*header, "seeds", *P_VALUES], [_for_csv(row, table) for row in table.rows], table)
 
 
@@ -106,10 +119,12 @@ def _other_settings(row: Row) -> str:
 def _for_csv(row: Row, table: Table) -> list[str]:
     cells = [row.name]
     for column in SETTINGS:
-        cells += [str(values.get(column, "")) for values in (row.printed, row.settings)]
+        sides = (row.printed, row.settings) if table.has_paper else (row.settings,)
+        cells += [str(values.get(column, "")) for values in sides]
     for column in MEASURED:
         found = [f"{value:.4f}" for value in row.mean_and_deviation(column)]
-        cells += [_printed(row, column), *found, *[""] * ((2 if column in SCORES else 1) - len(found))]
+        empty = [""] * ((2 if column in SCORES else 1) - len(found))
+        cells += [*[_printed(row, column)] * table.has_paper, *found, *empty]
     return [*cells, str(len(row.records)), *([f"{value:.4f}" for value in _p_values(row, table)] or ["", ""])]
 
 
@@ -131,7 +146,7 @@ def notes(table: Table) -> list[str]:
     records = [record for row in table.trained for record in row.records]
     conditions = [*_shortened(table.comparable), *sorted({_conditions(record) for record in records})]
     if not records:
-        numbers = "the paper's numbers" if any(row.printed for row in table.rows) else "the settings"
+        numbers = "the paper's numbers" if table.has_paper else "the settings"
         return [f"No records: {numbers} alone.", *_of_all_rows(table)]
     return [
         *_comparison(table), *_missing_base(table), *_statistics(table), *_correlations(table), *_of_all_rows(table),
@@ -224,17 +239,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show(options: Any) -> None:
-    """Prints the table to standard output and the notes under it; with CSV, the notes go to standard error."""
+    """Draws the figure, prints the table to standard output and the notes under it, with CSV to standard error."""
     if options.figure:
         figure_file("--figure", options.figure)
     records = read_records(options.records) if options.records else []
     records = sweep_records(options.workdir, options.base) if options.workdir else records
     table = make_table(records, options.configs, options.base)
+    if options.figure:
+        draw(table, options.figure)
     header, rows = for_csv(table) if options.format == "csv" else for_people(table)
     print(render(header, rows, options.format))
     print_notes(notes(table), options.format)
-    if options.figure:
-        draw(table, options.figure)
 
 
 if __name__ == "__main__":

@@ -301,6 +301,7 @@ def test_error_bars_are_drawn_for_rows_of_several_seeds_alone(tmp_path, drawn):
 def test_records_that_do_not_make_one_table_are_refused(tmp_path, capsys):
     other_steps = trained("a_h1", seed=1, steps=7)
     averaged = trained("a_h1", averaged_steps=[1, 2])
+    run_folder(tmp_path / "run")
     write_records(tmp_path / "twice", [trained("a_h1")])
     (tmp_path / "twice/copy.json").write_text((tmp_path / "twice/a_h1_seed_0.json").read_text())
     for arguments, message in [
@@ -311,6 +312,7 @@ def test_records_that_do_not_make_one_table_are_refused(tmp_path, capsys):
         ([f"--records={tmp_path / 'twice'}"], "a_h1, seed 0 is there twice"),
         ([f"--records={tmp_path / 'absent'}"], "records: no folder"),
         ([f"--workdir={tmp_path / 'absent'}"], "workdir: no folder"),
+        ([f"--workdir={tmp_path / 'run'}"], f"workdir: no finished trial, ROW/seed_N, in {tmp_path / 'run'}; give"),
         ([f"--configs={tmp_path / 'absent'}"], "absent: not a folder of configs"),
         (["--figure=plot.pdf"], "--figure=plot.pdf: must end in .png or .svg"),
     ]:  # fmt: skip
@@ -428,11 +430,25 @@ def own_sweep(tmp_path):
 def test_rows_of_another_experiment_show_no_number_of_the_paper_whatever_their_names(own_sweep, capsys):
     rows, notes = table(capsys, *own_sweep)
     assert list(rows) == ["base", "c_n2", "lion"]
-    assert not any(rows[row][column] for row in rows for column in PRINTED)
+    assert not rows["base"].keys() & set(PRINTED)
     assert rows["c_n2"]["N ours"] == "1" and rows["lion"]["other"] == "model.attention=sigmoid, optimizer.name=lion"
     assert "Spearman" not in notes and "paper" not in notes and "Shortened" not in notes
     assert main([*own_sweep, "--figure=figure.svg"]) == 2
-    assert "--figure needs a record of one of the paper's rows" in capsys.readouterr().err
+    out, error = capsys.readouterr()
+    assert out == "" and "--figure compares with the paper: there is no record of a row of configs/table3" in error
+
+
+def test_rows_of_no_config_of_the_folder_are_a_table_of_their_own(tmp_path, capsys):
+    """As of a grid, `--rows=base --grid …`, without the paper's rows and columns; a small model has its size."""
+    made = [own_row("base_d_ff_8", **{"model.d_ff": 8}), own_row("base_d_ff_16", **{"model.d_ff": 16})]
+    made[0]["parameters"] = 12_345
+    folder = records(tmp_path, *made)
+    rows, _ = table(capsys, folder)
+    assert list(rows) == ["base_d_ff_16", "base_d_ff_8"] and not rows["base_d_ff_8"].keys() & set(PRINTED)
+    assert main([folder]) == 0
+    out = capsys.readouterr().out
+    assert "| steps | PPL (dev) | sacreBLEU (dev) | params ×10⁶ | seeds |" in out
+    assert "| 100,000 | 6.50 | 20.00 | 63.0 | 1 |" in out and "| 6.50 | 20.00 | 0.012 | 1 |" in out
 
 
 def test_averages_of_checkpoints_are_compared_with_one_another_and_not_with_the_paper(tmp_path, capsys):
@@ -478,8 +494,6 @@ def test_the_correlation_and_the_figure_leave_out_rows_that_the_paper_does_not_h
     drawn = path.read_text()
     assert "<!-- a_h1 -->" in drawn and "f_window" not in drawn
     assert "3 of 4 rows: those that the paper has" in drawn
-    assert main([records(tmp_path / "own", own_row("f_window")), f"--figure={path}"]) == 2
-    assert "--figure needs a record of one of the paper's rows" in capsys.readouterr().err
 
 
 def test_another_headline_than_bleu_is_shown_without_the_numbers_of_the_paper(tmp_path, ablations, capsys):
@@ -490,9 +504,9 @@ def test_another_headline_than_bleu_is_shown_without_the_numbers_of_the_paper(tm
     for each in made:
         del each["dev"]["sacrebleu"], each["dev"]["signature"]
     rows, notes = table(capsys, records(tmp_path, *made), ablations)
-    assert (rows["base"]["f1 (dev) ours"], rows["base"]["BLEU (dev)"], rows["base"]["PPL (dev)"]) == ("0.9125", "", "")
-    assert (rows["base"]["N"], rows["base"]["N ours"], rows["a_h1"]["h ours"]) == ("", "6", "1")
+    assert rows["base"]["f1 (dev) ours"] == "0.9125" and not rows["base"].keys() & set(PRINTED)
+    assert (rows["base"]["N ours"], rows["a_h1"]["h ours"]) == ("6", "1")
     assert "Headline: f1." in notes and "Spearman" not in notes
     assert main([records(tmp_path, *made), ablations]) == 0
     out = capsys.readouterr().out
-    assert "| BLEU (dev) | ours, f1 |" in out and "| 1.50 |  | 0.9125 |" in out
+    assert "| PPL (dev) | f1 (dev) | params ×10⁶ | seeds |" in out and "| 1.50 | 0.9125 | 63.0 | 1 |" in out
