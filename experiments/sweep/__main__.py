@@ -8,15 +8,15 @@ rows, `--set @NAME` applies configs/presets/NAME.py to all rows. `--grid SECTION
 value, such as base_warmup_steps_500, and several of them a row for each combination. Tasks, optimisers and other
 entries of one's own need a `--main=SCRIPT` that adds them and calls main.main (docs/architecture.md).
 
-Trials with the most steps start first. A sweep may be interrupted at any time: the same command resumes it, each trial
-from its last checkpoint. A trial that fails or hangs does not stop the others. The output of each trial is in its
-log.txt.
+All configs are checked before the first trial starts, except with --main: the script alone knows its entries. Trials
+with the most steps start first. A sweep may be interrupted at any time: the same command resumes it, each trial from
+its last checkpoint. A trial that fails or hangs does not stop the others. The output of each trial is in its log.txt.
 
 Trials run on this machine, one per GPU, without GPUs one per core; `--jobs=N` at a time share them. With
 `--launcher=slurm` they run as Slurm jobs, which outlive this command; DIR must then be on a file system that all nodes
 share.
 
-Exit codes: 0 all finished, 2 bad arguments, config or data, 3 interrupted, 4 a trial failed.
+Exit codes: 0 all finished, 2 bad arguments, config or data, 3 interrupted, 4 a trial failed or was refused.
 """
 
 import argparse
@@ -31,12 +31,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
 from experiments.sweep.local import StopSignals, run_locally, worker_slots
 from experiments.sweep.plan import make_trials, script_path
 from experiments.sweep.slurm import SlurmQueue, run_on_slurm
 from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trial_process import POLL_SECONDS, shell_exit_code, signal_on_parent_death
-from experiments.sweep.trials import FAILED, INTERRUPTED, MAIN, RUNNING, WAITING, Trial
+from experiments.sweep.trials import FAILED, INTERRUPTED, MAIN, REFUSED, RUNNING, WAITING, Trial
 from t2t_jax import signals, slurm
 from t2t_jax.errors import InputError, InterruptedRun, exit_code_of
 from t2t_jax.files import is_url, try_lock
@@ -49,6 +51,8 @@ def sweep(options: argparse.Namespace) -> int:
     trials = trials_of(options)
     # The longest trials first, so that none of them runs alone at the end.
     remaining = sorted((trial for trial in trials if not trial.is_done), key=lambda trial: -trial.train_steps)
+    if not options.main:
+        check_configs(remaining, on_this_machine=options.launcher == "local")
     if options.dry_run:
         print("".join(f"{shlex.join(trial.command)}\n" for trial in remaining), end="")
         return 0
@@ -68,6 +72,21 @@ def trials_of(options: argparse.Namespace) -> list[Trial]:
     """All trials that the command line names."""
     script = script_path(options.main) if options.main else MAIN
     return make_trials(options.configs, options.workdir, options.rows, options.seeds, options.set, options.grid, script)
+
+
+def check_configs(trials: Sequence[Trial], on_this_machine: bool) -> None:
+    """Refuses what `main.py` would refuse when a trial starts, which may be hours after the first one.
+
+    Unless they run `on_this_machine`, its memory does not count.
+    """
+    from t2t_jax.training import checks  # loads JAX
+
+    check = checks.check if on_this_machine else checks.check_config
+    for trial in trials:
+        try:
+            check(ConfigDict(trial.settings))
+        except InputError as error:
+            raise InputError(f"{trial.name}: {error}") from None
 
 
 def make_launcher(options: argparse.Namespace) -> Callable[[Sequence[Trial], StatusTable, StopSignals], None]:
@@ -130,8 +149,9 @@ def report(table: StatusTable) -> int:
     table.close()
     unfinished = table.count(WAITING) + table.count(RUNNING) + table.count(INTERRUPTED)
     if unfinished or table.count(FAILED):
-        print("the same command resumes the trials that are not finished", file=sys.stderr)
-    return 4 if table.count(FAILED) else 3 if unfinished else 0
+        others = " or refused" * bool(table.count(REFUSED))
+        print(f"the same command resumes the trials that are not finished{others}", file=sys.stderr)
+    return 4 if table.count(FAILED) or table.count(REFUSED) else 3 if unfinished else 0
 
 
 def folder(path: str) -> Path:

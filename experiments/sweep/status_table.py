@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from experiments.sweep.trials import FAILED, FINISHED, INTERRUPTED, RUNNING, WAITING, Trial
+from experiments.sweep.trials import FAILED, FINISHED, INTERRUPTED, REFUSED, RUNNING, WAITING, Trial
 
 Row = tuple[str, tuple[str, str]]  # name, (state, details)
 
@@ -51,12 +51,12 @@ class StatusTable:
         """All rows in order if they fit; otherwise `count` of them, running trials first."""
         rows = list(self._rows.items())
         if len(rows) > count:
-            rows.sort(key=lambda row: (RUNNING, FAILED, INTERRUPTED, FINISHED, WAITING).index(row[1][0]))
+            rows.sort(key=lambda row: (RUNNING, FAILED, REFUSED, INTERRUPTED, FINISHED, WAITING).index(row[1][0]))
         return rows[:count]
 
     def count(self, state: str) -> int:
         return sum(row[0] == state for row in self._rows.values())
 
     def summary(self) -> str:
-        states = (FINISHED, RUNNING, WAITING, INTERRUPTED, FAILED)
+        states = (FINISHED, RUNNING, WAITING, INTERRUPTED, FAILED, REFUSED)
         return ", ".join(f"{self.count(state)} {state}" for state in states if self.count(state))

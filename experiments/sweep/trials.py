@@ -16,6 +16,7 @@ from t2t_jax.files import flat, read_object, try_lock
 from t2t_jax.run_folder import RunFolder
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
+REFUSED = "refused"  # until what its message names is corrected
 
 MAIN = Path(__file__).parents[2] / "main.py"
 # On the scores of a finished run.
@@ -75,12 +76,12 @@ class Trial:
             return True
 
     def outcome(self) -> tuple[str, str]:
-        """State and scores of a trial that is done; failed where the result is damaged or of another config."""
+        """State and scores of a trial that is done; refused where the result is damaged or of another config."""
         try:
             problem = self._config_mismatch()
-            return (FAILED, problem) if problem else (FINISHED, self._scores())
+            return (REFUSED, problem) if problem else (FINISHED, self._scores())
         except (DamagedError, InputError) as error:
-            return FAILED, f"{error}; delete its folder to train it again"
+            return REFUSED, f"{error}; delete its folder to train it again"
 
     def _config_mismatch(self) -> str | None:
         """A setting that differs from the trained one, if any. For unfinished trials `main.py` makes this check."""
@@ -130,6 +131,8 @@ class Trial:
         last_line = " ".join(_tail(self.folder / "log.txt")[-1:])
         if code in _INTERRUPTED_CODES:  # for example by the watchdog of `main.py`
             return INTERRUPTED, "; ".join(filter(None, [self.progress(), last_line]))
+        if code == InputError.exit_code:
+            return REFUSED, last_line
         if code is None:
             return FAILED, "its job is gone without an exit code: cancelled, or the node failed"
         if code == HUNG:

@@ -60,6 +60,12 @@ _RANGES = {
 
 def check(config: ConfigDict) -> None:
     """Refuses what would only fail later, naming the field, the value and what would work."""
+    check_config(config)
+    check_memory(config)
+
+
+def check_config(config: ConfigDict) -> None:
+    """`check` without the memory of this machine. Uses no device."""
     for field, allowed in _RANGES.items():
         section, name = field.split(".")
         allowed.check(field, config[section][name])
@@ -94,16 +100,20 @@ def check_data(config: ConfigDict) -> None:
 
 
 def check_model(config: ConfigDict) -> None:
-    """Refuses more positions than are learned, unfit attention, and more parameters than this machine can train."""
+    """Refuses more positions than are learned, and sizes or an attention that do not fit together."""
     if config.model.positions == "learned" and config.data.max_length > config.model.max_positions:
         raise InputError(
             f"data.max_length={config.data.max_length}: the model learns model.max_positions="
             f"{config.model.max_positions} positions; lower the first or raise the second"
         )
-    sizes = {"vocab_size": config.data.vocab_size, "source_vocab_size": config.data.source_vocab_size or None}
-    count = TransformerConfig(**sizes, **config.model).parameter_count
+    _model_config(config)
     if config.model.attention != "dot_product":
         check_variant(config.model.attention, config.model.num_heads, config.model.d_k, config.model.d_v)
+
+
+def check_memory(config: ConfigDict) -> None:
+    """Refuses more parameters than this machine can train."""
+    count = _model_config(config).parameter_count
     needed, memory = _BYTES_PER_PARAMETER * count, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # Several processes may share the state among their machines.
     if needed > memory and not jax.distributed.is_initialized():
@@ -112,6 +122,12 @@ def check_model(config: ConfigDict) -> None:
             f"{config.model.d_ff}: {count:,} parameters and Adam's moments need {needed / 2**30:,.0f} GiB, more than "
             f"the {memory / 2**30:,.0f} GiB of this machine; make them smaller"
         )
+
+
+def _model_config(config: ConfigDict) -> TransformerConfig:
+    """The model, with vocabularies of the size that the config names."""
+    sizes = {"vocab_size": config.data.vocab_size, "source_vocab_size": config.data.source_vocab_size or None}
+    return TransformerConfig(**sizes, **config.model)
 
 
 def check_r_drop(config: ConfigDict) -> None:
@@ -127,7 +143,7 @@ def check_machine(config: ConfigDict) -> None:
     """Refuses ways to use the devices that exclude each other."""
     engine, parallel, heads = config.machine.engine, config.machine.model_parallel, config.model.num_heads
     choice("machine.engine", engine, ["jit", "pmap"])
-    if engine == "pmap" and jax.process_count() > 1:
+    if engine == "pmap" and jax.distributed.is_initialized() and jax.process_count() > 1:
         raise InputError("machine.engine='pmap' is for a single process; several need machine.engine='jit'")
     if parallel > 1 and (heads % parallel or engine == "pmap"):
         raise InputError(

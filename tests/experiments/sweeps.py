@@ -54,6 +54,11 @@ class Sweep:
         """Standard error of the last command."""
         return self._log.read_text()
 
+    def damage(self, row: str) -> None:
+        """Makes a trial fail when it starts, whatever its config."""
+        self.trial(row).mkdir(parents=True)
+        (self.trial(row) / "config.json").write_text("{")
+
     def trial(self, row: str) -> Path:
         return self.workdir / row / "seed_0"
 

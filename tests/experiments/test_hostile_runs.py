@@ -10,7 +10,7 @@ from experiments import records, table2_translation, table3_variations
 from experiments.sweep import __main__ as sweep
 from experiments.sweep.plan import CONFIGS, make_trials
 from experiments.sweep.slurm import SlurmQueue
-from experiments.sweep.trials import FAILED, FINISHED
+from experiments.sweep.trials import FINISHED, REFUSED
 from experiments.table3_rows import make_table
 from t2t_jax.errors import DamagedError, StopError
 from tests.experiments.runs import record, result, run_folder
@@ -191,23 +191,23 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_trial_fails_with_the_reason_and_the_others_finish(trials, tmp_path, capsys, name):
+def test_a_damaged_trial_is_refused_with_the_reason_and_the_others_finish(trials, tmp_path, capsys, name):
     for trial in trials:
         put(trial.folder / "result.json", result(test={"perplexity": 5.0, "sacrebleu": 20.0}))
     file, content = DAMAGE[name]
     put(trials[0].folder / file, content)
     before = (trials[0].folder / file).read_bytes()
     code, lines = of_sweep(tmp_path, capsys)
-    assert code == 4 and lines[0].startswith(f"base/seed_0: failed, {trials[0].folder}/{file}")
-    assert lines[1].startswith("a_h1/seed_0: finished, dev perplexity 6.25") and lines[2] == "1 finished, 1 failed"
+    assert code == 4 and lines[0].startswith(f"base/seed_0: refused, {trials[0].folder}/{file}")
+    assert lines[1].startswith("a_h1/seed_0: finished, dev perplexity 6.25") and lines[2] == "1 finished, 1 refused"
     assert (trials[0].folder / file).read_bytes() == before
 
 
 def test_a_result_without_a_config_is_damaged(trials):
     (trials[0].folder / "config.json").unlink()
-    assert trials[0].outcome()[0] == FAILED and "config.json" in trials[0].outcome()[1]
+    assert trials[0].outcome()[0] == REFUSED and "config.json" in trials[0].outcome()[1]
     (trials[0].folder / "config.json").mkdir()
-    assert trials[0].outcome()[0] == FAILED and "config.json" in trials[0].outcome()[1]
+    assert trials[0].outcome()[0] == REFUSED and "config.json" in trials[0].outcome()[1]
     make_folder(trials[0].folder / "result.json")
     assert not trials[0].is_done
 
@@ -286,7 +286,7 @@ def test_any_value_in_a_run_is_accepted_or_refused_in_one_line(fuzzed, name, dat
             assert len(str(error).splitlines()) == 1
     if trial.is_done:
         state, details = trial.outcome()
-        assert state in (FINISHED, FAILED) and len(details.splitlines()) <= 1
+        assert state in (FINISHED, REFUSED) and len(details.splitlines()) <= 1
     put(run / name, json.dumps(valid))
 
 

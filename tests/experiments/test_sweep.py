@@ -6,6 +6,7 @@ import random
 import shlex
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -16,7 +17,7 @@ from experiments.sweep import __main__ as sweep
 from experiments.sweep.local import visible_gpus, worker_slots
 from experiments.sweep.plan import make_trials, parse_config, row_files
 from experiments.sweep.status_table import StatusTable
-from experiments.sweep.trials import FAILED, FINISHED, RUNNING
+from experiments.sweep.trials import FAILED, FINISHED, INTERRUPTED, REFUSED, RUNNING
 from t2t_jax.errors import InputError
 from t2t_jax.files import write_object
 from tests.experiments.runs import run_folder
@@ -93,13 +94,12 @@ def test_a_script_with_tasks_of_its_own_takes_the_place_of_main(capsys, tmp_path
     given = ("table3", f"--workdir={tmp_path}/sweep", "--rows=base", "--set", "data.task=mine", "data.corpus=none")
     _, [line], _ = dry_run(capsys, *given, f"--main={script}")
     assert shlex.split(line)[1] == os.path.relpath(script)
-    for words, message in (
-        (shlex.split(line), "data.corpus: unknown value 'none'"),  # so it knows the task
-        (shlex.split(dry_run(capsys, *given)[1][0]), "data.task: unknown value 'mine'"),
-    ):
-        words = [words[0], words[1], "--mode=prepare", *(word for word in words[2:] if "workdir" not in word)]
-        done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
-        assert done.returncode == 2 and message in done.stderr
+    python, _, *flags = [word for word in shlex.split(line) if "workdir" not in word]
+    words = [python, str(script), "--mode=prepare", *flags]
+    done = subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 2 and "data.corpus: unknown value 'none'" in done.stderr  # so it knows the task
+    code, _, errors = dry_run(capsys, *given)
+    assert code == 2 and "base/seed_0: data.task: unknown value 'mine'" in errors
 
 
 def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
@@ -125,6 +125,11 @@ def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
         (["table3", "--grid", "model.d_ff=8,8"], "--grid model.d_ff=8,8: two points would have one name"),
         (["table3", "--grid", "model.d_ff=8", "model.d_ff=9"], "--grid model.d_ff=9: model.d_ff is given twice"),
         (["table3", "--set", "model.d_ff=8", "--grid", "model.d_ff=9"], "model.d_ff is given twice"),
+        (
+            ["table3", "--rows=base", "--grid", "model.num_layers=1,-1"],
+            "base_num_layers_-1/seed_0: model.num_layers must be at least 1 and at most 1000; got -1",
+        ),
+        (["table3", "--rows=base,a_h1", "--set", "model.d_k=0"], "base/seed_0: model.d_k must be at least 1"),
         (["table3", "--main=absent.py"], "--main=absent.py: no such Python file; give a script that calls main.main"),
         (["table3", "--seeds=0"], "--seeds=0: must be at least 1"),
         (["table3", "--jobs=1000"], "--jobs=1000: must be from 1 to"),
@@ -146,6 +151,23 @@ def test_every_bad_argument_is_reported_in_one_line_before_anything_starts(capsy
         output, errors = capsys.readouterr()
         assert code == 2 and output == "" and not list(tmp_path.iterdir())
         assert len(errors.splitlines()) == 1 and errors.startswith("error: ") and message in errors
+
+
+def test_the_memory_of_the_launchers_machine_counts_only_where_the_trials_run_there(tmp_path):
+    trials = make_trials("table3", tmp_path, "base", 1, ["model.d_model=1000000", "model.d_ff=10000"])
+    with pytest.raises(InputError, match=r"base/seed_0: model.num_layers=6, model.d_model=1000000.*this machine"):
+        sweep.check_configs(trials, on_this_machine=True)
+    sweep.check_configs(trials, on_this_machine=False)
+
+
+def test_checking_a_config_takes_no_device():
+    """A launcher that held a GPU would leave its trials too little memory."""
+    check = (
+        "from configs import base_ende; from jax._src import xla_bridge; from t2t_jax.training.checks import check;"
+        "config = base_ende.get_config(); config.machine.engine = 'pmap'; check(config);"
+        "assert not xla_bridge.backends_are_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 def test_the_miniature_preset_keeps_all_rows_and_their_ratios_to_base():
@@ -220,7 +242,7 @@ def test_a_trial_from_before_there_was_a_field_is_finished_only_with_what_was_do
     assert outcome()[0] == outcome(*moved)[0] == FINISHED
     for change, problem in (("train.r_drop=5", "r_drop is 5.0, but"), ("data.segmentations=9", "finished with 1")):
         state, details = outcome(change)
-        assert state == FAILED and problem in details
+        assert state == REFUSED and problem in details
 
 
 # --- Running -----------------------------------------------------------------------------------------------
@@ -228,7 +250,8 @@ def test_a_trial_from_before_there_was_a_field_is_finished_only_with_what_was_do
 
 @pytest.mark.slow
 def test_a_crash_and_a_hang_stop_no_other_trial_and_only_unfinished_trials_run_again(tmp_path):
-    tiny = Sweep(tmp_path, crashes={"model__d_model": 17}, fine={}, hangs={"model__d_ff": 32})
+    tiny = Sweep(tmp_path, crashes={}, fine={}, hangs={"model__d_ff": 32})
+    tiny.damage("crashes")
     launcher = tiny.start("--jobs=2", "--timeout_minutes=0.75")
     hanging = tiny.wait(lambda: tiny.process("hangs"))
     fine = tiny.process("fine")
@@ -237,7 +260,7 @@ def test_a_crash_and_a_hang_stop_no_other_trial_and_only_unfinished_trials_run_a
     os.kill(hanging, signal.SIGSTOP)
     assert launcher.wait(240) == 4
     errors = tiny.errors()
-    assert "crashes/seed_0: failed, exit code 2: error: model.d_model must be even" in errors
+    assert "crashes/seed_0: failed, exit code 4: error: " in errors
     assert "hangs/seed_0: failed, hung" in errors and "fine/seed_0: finished, " in errors
     assert errors.splitlines()[-2] == "1 finished, 2 failed"
     assert tiny.process("hangs") is None
@@ -248,7 +271,7 @@ def test_a_crash_and_a_hang_stop_no_other_trial_and_only_unfinished_trials_run_a
     assert tiny.log("fine").count("main.py --config") == 1 and tiny.log("hangs").count("main.py --config") == 2
 
     assert tiny.run("--rows=fine", "--set", "model.d_ff=40") == 4
-    assert "fine/seed_0: failed, model.d_ff is 40, but" in tiny.errors() and "finished with 24" in tiny.errors()
+    assert "fine/seed_0: refused, model.d_ff is 40, but" in tiny.errors() and "finished with 24" in tiny.errors()
     assert tiny.run("--rows=fine", "--set", "train.train_steps=8") == 0, "with more steps it is unfinished"
     assert "resuming from step 6" in tiny.log("fine")
 
@@ -324,6 +347,26 @@ def test_a_failed_data_preparation_ends_the_sweep_with_its_message_and_exit_code
     tiny = Sweep(tmp_path, row={"data__heldout_max_length": 1})
     assert tiny.run() == 2
     assert "error: data.dev: no pair of at most" in tiny.errors() and not tiny.trial("row").exists()
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "advice"),
+    [
+        ([FINISHED, REFUSED], 4, ""),
+        ([FAILED, FINISHED], 4, "the same command resumes the trials that are not finished\n"),
+        ([INTERRUPTED, REFUSED], 4, "the same command resumes the trials that are not finished or refused\n"),
+        ([INTERRUPTED, FINISHED], 3, "the same command resumes the trials that are not finished\n"),
+        ([FINISHED, FINISHED], 0, ""),
+    ],
+)
+def test_the_same_command_is_advised_where_it_goes_on(tmp_path, capsys, states, code, advice):
+    trials = make_trials("table3", tmp_path, "base,a_h1", 1, [])
+    table = StatusTable(trials)
+    for trial, state in zip(trials, states, strict=True):
+        table.update(trial, state)
+    capsys.readouterr()
+    assert sweep.report(table) == code
+    assert capsys.readouterr().err.partition("\n")[2] == advice
 
 
 def test_on_a_terminal_the_status_table_is_redrawn_in_place(tmp_path, monkeypatch):

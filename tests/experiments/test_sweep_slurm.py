@@ -31,7 +31,8 @@ def described(job):
 
 def test_jobs_outlive_the_launcher_and_none_is_submitted_twice(tmp_path):
     steps = {"train__train_steps": 1000, "checkpoint__interval_steps": 100}
-    tiny = Sweep(tmp_path, crashes={"model__d_model": 17}, long=steps)
+    tiny = Sweep(tmp_path, crashes={}, long=steps)
+    tiny.damage("crashes")
     launcher = tiny.start(*SLURM)
     tiny.wait(lambda: tiny.saved("long") > 0)
     os.kill(launcher.pid, signal.SIGKILL)
@@ -48,7 +49,7 @@ def test_jobs_outlive_the_launcher_and_none_is_submitted_twice(tmp_path):
     assert tiny.run(*SLURM) == 4
     assert jobs(tiny)["long/seed_0"] == submitted["long/seed_0"] and tiny.log("long").count("main.py --config") == 1
     assert jobs(tiny)["crashes/seed_0"] != submitted["crashes/seed_0"], "a job that failed is submitted again"
-    assert "crashes/seed_0: failed, exit code 2: error: model.d_model must be even" in tiny.errors()
+    assert "crashes/seed_0: failed, exit code 4: error: " in tiny.errors()
     assert "long/seed_0: finished, " in tiny.errors()
 
     assert tiny.run("--rows=long", *SLURM) == 0 and jobs(tiny)["long/seed_0"] == submitted["long/seed_0"]

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.sweep import trial_process
 from experiments.sweep.trial_process import HUNG
-from experiments.sweep.trials import FAILED, INTERRUPTED, Trial
+from experiments.sweep.trials import FAILED, INTERRUPTED, REFUSED, Trial
 from tests.experiments.sweeps import ROOT
 
 # A trial that ignores all stop signals and starts a child process; it writes the process ids of both.
@@ -99,6 +99,7 @@ def test_neither_supervisor_nor_trial_reacts_to_the_warning_signal_of_slurm(tmp_
         (128 + 7, "", (FAILED, "killed by SIGBUS: ")),
         (1, "KeyError: 'x'", (FAILED, "exit code 1: KeyError: 'x'")),
         (HUNG, "", (FAILED, "hung: it stopped writing output, so it was killed")),
+        (2, "error: data: none", (REFUSED, "error: data: none")),
         (3, "error: no training step", (INTERRUPTED, "error: no training step")),
         (None, "", (FAILED, "its job is gone without an exit code: cancelled, or the node failed")),
     ],
