@@ -30,6 +30,8 @@ def make_trials(
     """The trials of a sweep: all rows with seed 0, then all with seed 1, and so on. A grid has a row for each point."""
     if not 1 <= seeds <= 10_000:
         raise InputError(f"--seeds={seeds}: must be at least 1, the number of seeds, and at most 10000")
+    if (file := Path(folder)).suffix == ".py":
+        raise InputError(f"{folder}: is one config; give its folder and its row: {file.parent} --rows={file.stem}")
     presets, values = parse_settings(settings)
     points = grid_points(grid, values)
     changes = {}

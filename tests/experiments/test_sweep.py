@@ -141,6 +141,7 @@ def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
         (["table3", "--slurm=time=5"], "needs --launcher=slurm"),
         (["table3", "--launcher=slurm", "--jobs=2"], "Slurm decides"),
         (["table3", "--launcher=slurm", "--slurm=time"], "must be NAME=VALUE"),
+        (["configs/quickstart.py"], "give its folder and its row: configs --rows=quickstart"),
         (["tabel3"], "tabel3: not a folder of configs"),
     ],
 )
