@@ -21,7 +21,7 @@ from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
 from t2t_jax.evaluation.significance import RESAMPLES, paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
-from t2t_jax.run_folder import RunFolder, row_of
+from t2t_jax.run_folder import RunFolder, has_effect, row_of
 
 Record = dict[str, Any]
 Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
@@ -39,10 +39,9 @@ CONFIG_FIELDS = ("data.corpus", "data.source_language", "data.target_language", 
 MODEL_FIELDS = ("model.num_layers", "model.d_model", "model.d_ff", "model.num_heads", "model.d_k", "model.d_v",
                 "model.dropout")  # fmt: skip
 
-# Fields of a config that affect the scores, without the folders of one machine; of files only the names.
+# Fields of a config that affect the scores; of files only the names.
 _SECTIONS = ("model", "data", "optimizer", "train", "decode")
-_LEFT_OUT = frozenset(["data.directory", "data.archives", "train.seed", "train.train_steps", "train.log_interval",
-                       "train.accumulate", "train.on_nonfinite"])  # fmt: skip
+_LEFT_OUT = ("train.seed", "train.train_steps")  # numbers of the result
 _FILE_FIELDS = ("data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
 
 _ROUNDING_SECONDS = 1.0  # more than the rounding of several numbers of seconds adds up to
@@ -161,7 +160,7 @@ def config_of(run: RunFolder) -> dict[str, Any]:
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """{'SECTION.FIELD': value} of the fields that affect the scores; of files, their names."""
     fields = flat({section: config[section] for section in _SECTIONS})
-    kept = {field: value for field, value in fields.items() if field not in _LEFT_OUT}
+    kept = {field: value for field, value in fields.items() if has_effect(field) and field not in _LEFT_OUT}
     names = {field: _names(kept[field]) for field in _FILE_FIELDS if field in kept}
     return kept | names | {"evaluate.dtype": config.get("evaluate", {}).get("dtype", "float32")}
 

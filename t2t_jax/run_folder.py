@@ -19,12 +19,14 @@ from t2t_jax.errors import DamagedError, InputError, StopError, shown, storage_r
 from t2t_jax.event_file import EventFile
 from t2t_jax.files import flat, read_object, try_lock, write_bytes, write_lines, write_object
 
-# What may change when a run is resumed: nothing that changes the weights. Text and vocabularies may be moved, as
+# What changes neither the weights nor the scores of a run that reaches its end, besides the section machine.
+_WITHOUT_EFFECT = frozenset(["checkpoint.keep", "data.directory", "data.archives", "evaluate.interval_steps",
+                             "evaluate.decode_sentences", "evaluate.samples", "train.accumulate", "train.log_interval",
+                             "train.on_nonfinite"])  # fmt: skip
+# What else may change when a run is resumed: nothing that changes the weights. Text and vocabularies may be moved, as
 # checkpoints hold their checksums.
-_FREE_SECTIONS = ("checkpoint", "decode", "evaluate", "machine")
-_FREE_FIELDS = ("train.train_steps", "train.log_interval", "train.accumulate", "train.on_nonfinite", "data.directory",
-                "data.archives", "data.train", "data.dev", "data.test", "data.vocabulary",
-                "data.source_vocabulary")  # fmt: skip
+_FREE_SECTIONS = ("checkpoint", "decode", "evaluate")
+_FREE_FIELDS = ("train.train_steps", "data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
 
 # Fields that change something only where another field is True.
 _ONLY_WITH = {"data.packing_shapes": "data.packing"}
@@ -185,7 +187,7 @@ class RunFolder:
     def _check_same(self, config: dict[str, Any]) -> None:
         old, new = flat(self.config), flat(with_later_fields(config))
         for field in sorted(old.keys() | new.keys()):
-            free = field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
+            free = not has_effect(field) or field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
             if field in _ONLY_WITH:
                 free = not (old.get(_ONLY_WITH[field]) and new.get(_ONLY_WITH[field]))
             if not free and old.get(field) != new.get(field):
@@ -277,6 +279,11 @@ class RunFolder:
         """Releases the lock of the folder."""
         if self._lock:
             self._lock.close()
+
+
+def has_effect(field: str) -> bool:
+    """Whether SECTION.FIELD of a config may change the weights or the scores of a run that reaches its end."""
+    return field not in _WITHOUT_EFFECT and not field.startswith("machine.")
 
 
 def row_of(path: Path) -> str:

@@ -13,15 +13,12 @@ from experiments.scores import headline
 from experiments.sweep.trial_process import HUNG
 from t2t_jax.errors import DamagedError, InputError, shown
 from t2t_jax.files import flat, read_object, try_lock
-from t2t_jax.run_folder import RunFolder
+from t2t_jax.run_folder import RunFolder, has_effect
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 REFUSED = "refused"  # until what its message names is corrected
 
 MAIN = Path(__file__).parents[2] / "main.py"
-# On the scores of a finished run.
-_WITHOUT_EFFECT = ("machine.", "checkpoint.keep", "data.directory", "data.archives", "train.log_interval",
-                   "train.accumulate")  # fmt: skip
 _TAIL_BYTES = 8192  # read at the end of a log
 _INTERRUPTED_CODES = (3, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # the same command resumes
 
@@ -87,7 +84,7 @@ class Trial:
         """A setting that differs from the trained one, if any. For unfinished trials `main.py` makes this check."""
         trained, wanted = flat(RunFolder.open(self.folder).config), flat(self.settings)
         for field in sorted(trained.keys() & wanted.keys()):
-            if trained[field] != wanted[field] and not field.startswith(_WITHOUT_EFFECT):
+            if trained[field] != wanted[field] and has_effect(field):
                 return (
                     f"{field} is {wanted[field]!r}, but {self.folder} is finished with {shown(trained[field])}; "
                     "give the same values with --set or choose another --workdir"
