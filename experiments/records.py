@@ -19,7 +19,7 @@ from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_na
 from experiments.scores import SACREBLEU, headline_name
 from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
-from t2t_jax.evaluation.significance import RESAMPLES, paired_bootstrap
+from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder, has_effect, row_of
 
@@ -31,6 +31,7 @@ PROVENANCE_FIELDS = ("seed", "steps", "averaged_steps", "parameters", "training_
 _LATER_FIELDS = ("init_from", "trained_on", "training_flops", "training_pairs")  # results of earlier versions lack them
 RESULT_FIELDS = (*PROVENANCE_FIELDS, "dev", "test")
 BASE = "base"  # the row that the others of a sweep are compared with, unless --base names another
+RESAMPLES = 10_000  # Holm multiplies the smallest two-sided p that they allow, 0.0002, by the number of rows
 RECORD_FIELDS = ("row", "config", *RESULT_FIELDS)
 CONFIG_FIELDS = ("data.corpus", "data.source_language", "data.target_language", "data.vocab_size",
                  "data.tokens_per_batch", "optimizer.learning_rate_factor", "optimizer.warmup_steps",
@@ -189,25 +190,20 @@ def sweep_records(workdir: str | Path, base: str | None = None) -> list[Record]:
         )
     rows = sorted({run.parent.name for run in runs})
     base = BASE if base is None else choice("--base", base, rows)
-    resamples = max(RESAMPLES, 100 * len(rows))  # else no p would be small enough to stay small in Holm's correction
     for run in runs:
         record, of_base = record_of(run), folder / base / run.name
         is_translation = headline_name(record["dev"]) == SACREBLEU
         if is_translation and record["row"] != base and (of_base / "result.json").is_file():
             language = str(record["config"]["data.target_language"])
             lowercase = "case:lc" in record["dev"].get("signature", "")
-            found = significance_against(of_base, run, language, lowercase, resamples)
+            found = significance_against(of_base, run, language, lowercase)
             record["against_base"] = {"row": base, **found}
         records.append(record)
     return records
 
 
 def significance_against(
-    base_run: str | Path,
-    run: str | Path,
-    target_language: str | None = None,
-    lowercase: bool = False,
-    resamples: int = RESAMPLES,
+    base_run: str | Path, run: str | Path, target_language: str | None = None, lowercase: bool = False
 ) -> dict[str, Any]:
     """The paired bootstrap's `Comparison` of `run` with `base_run`: sacreBLEU on their dev set."""
     (baseline, references), (hypotheses, same) = (
@@ -218,7 +214,7 @@ def significance_against(
         raise InputError(f"run: the dev sets of {base_run} and {run} differ; only runs on one corpus can be compared")
     check_pairs(baseline, references, str(base_run))
     check_pairs(hypotheses, references, str(run))
-    how = {"tokenizer": tokenizer(target_language), "lowercase": lowercase, "resamples": resamples}
+    how = {"tokenizer": tokenizer(target_language), "lowercase": lowercase, "resamples": RESAMPLES}
     found = paired_bootstrap(hypotheses, baseline, references, **how)
     return found._asdict() | {"interval": list(found.interval)}  # a list, as it is read back from JSON
 

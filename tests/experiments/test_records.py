@@ -23,7 +23,7 @@ WORSE = ["the house is by the river", "nobody knows who has it", "it was there f
 
 
 def compared(hypotheses, baseline):
-    found = paired_bootstrap(hypotheses, baseline, REFERENCES)
+    found = paired_bootstrap(hypotheses, baseline, REFERENCES, resamples=10_000)
     return found._asdict() | {"interval": list(found.interval)}
 
 
@@ -94,6 +94,15 @@ def test_finished_trials_of_a_sweep_are_compared_with_the_base_of_the_same_seed(
     assert found["a_h1", 0]["against_base"] == {"row": "base", **compared(REFERENCES, WORSE)}
     assert found["a_h1", 1]["against_base"] == {"row": "base", **compared(REFERENCES, half)}
     assert found["a_h1", 0]["against_base"]["p_value"] < 0.05
+
+
+def test_more_rows_leave_a_comparison_as_it_is(tmp_path):
+    run_folder(tmp_path / "base/seed_0", None, WORSE, REFERENCES)
+    run_folder(tmp_path / "a_h1/seed_0", None, REFERENCES, REFERENCES)
+    before = sweep_records(tmp_path)
+    for row in range(20):
+        run_folder(tmp_path / f"later_{row}/seed_1", None, REFERENCES, REFERENCES, seed=1)
+    assert [found for found in sweep_records(tmp_path) if found["seed"] == 0] == before
 
 
 def test_trials_are_compared_with_the_row_that_is_named(tmp_path, capsys):

@@ -177,14 +177,12 @@ def test_a_sweep_is_read_like_its_records(tmp_path, capsys):
     assert 0 < float(rows["c_n8"]["p"]) < 0.05 and rows["base"]["p"] == ""
 
 
-def test_rows_as_different_as_can_be_are_significant_however_many_there_are(tmp_path, capsys):
-    """Of 1,000 resamples the smallest p, times 26, is 0.052."""
+def test_rows_as_different_as_can_be_are_significant_among_the_papers_nineteen(tmp_path, capsys):
     references = ["the house stands by the river", "nobody knows who built it"]
     run_folder(tmp_path / "sweep/base/seed_0", None, ["a b c d e f", "g h i j k"], references)
-    for row in range(26):
-        run_folder(tmp_path / f"sweep/row_{row}/seed_0", None, references, references)
-    _, notes = table(capsys, f"--workdir={tmp_path / 'sweep'}")
-    assert "* is significance at 5%: 26 of 26." in notes
+    run_folder(tmp_path / "sweep/a_h1/seed_0", None, references, references)
+    rows, _ = table(capsys, f"--workdir={tmp_path / 'sweep'}")
+    assert 19 * float(rows["a_h1"]["p"]) < 0.01
 
 
 def test_spearman_equals_a_calculation_by_hand_and_scipy():
