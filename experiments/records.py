@@ -28,7 +28,8 @@ Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
 
 PROVENANCE_FIELDS = ("seed", "steps", "averaged_steps", "parameters", "training_seconds", "target_tokens_per_second",
                      "hardware", "commit", "date", "jax")  # fmt: skip
-_LATER_FIELDS = ("init_from", "trained_on", "training_flops", "training_pairs")  # results of earlier versions lack them
+# Results of earlier versions lack them.
+_LATER_FIELDS = ("init_from", "trained_on", "training_flops", "training_pairs", "vocab_size", "source_vocab_size")
 RESULT_FIELDS = (*PROVENANCE_FIELDS, "dev", "test")
 BASE = "base"  # the row that the others of a sweep are compared with, unless --base names another
 RESAMPLES = 10_000  # Holm multiplies the smallest two-sided p that they allow, 0.0002, by the number of rows
@@ -50,7 +51,8 @@ _RECORD_TYPES = {"row": TEXT, "config": OBJECT, "seed": INTEGER, "steps": INTEGE
                  "dev": OBJECT, "test": OBJECT, "parameters": INTEGER, "training_seconds": NUMBER,
                  "target_tokens_per_second": NUMBER, "hardware": TEXT, "commit": TEXT, "date": TEXT, "jax": TEXT,
                  "init_from": TEXT, "training_flops": NUMBER, "training_pairs": INTEGER, "against_base": OBJECT,
-                 "trained_on": LIST, "other_tests": OBJECT}  # fmt: skip
+                 "trained_on": LIST, "other_tests": OBJECT, "vocab_size": INTEGER,
+                 "source_vocab_size": INTEGER}  # fmt: skip
 _TRAINED_ON_TYPES = {"commit": TEXT, "hardware": TEXT, "jax": TEXT, "seconds": NUMBER}
 _SCORE_TYPES = {"headline": TEXT, "paper_bleu": NUMBER, "paper_signature": TEXT, "lowercased_bleu": NUMBER,
                 "lowercased_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT, "perplexity": NUMBER,

@@ -214,7 +214,8 @@ def _conditions(record: Record) -> str:
     signature = [dev["signature"]] if "signature" in dev else []
     averaged = len(record["averaged_steps"])
     averages = [f"average of the last {averaged} checkpoints"] if averaged > 1 else []
-    data = ", ".join([f"{config['data.vocab_size']:,} pieces", *averages, *sentences, *signature])
+    pieces = record.get("vocab_size", config["data.vocab_size"])
+    data = ", ".join([f"{pieces:,} pieces", *averages, *sentences, *signature])
     languages = f"{config['data.source_language']}-{config['data.target_language']}"
     return f"Ours: {config['data.corpus']} {languages}, {data}; {record['hardware']}, jax {record['jax']}."
 

@@ -25,6 +25,7 @@ from t2t_jax.evaluation.evaluate import evaluate_run
 from t2t_jax.files import read_object, sha256
 from t2t_jax.training.loop import every, train
 from t2t_jax.training.optimizer import SCHEDULES
+from tests.interop import models
 from tests.runs import tiny_config
 
 ROOT = Path(__file__).parents[1]
@@ -338,10 +339,13 @@ def test_an_update_that_is_not_finite_can_be_skipped_and_is_counted(tmp_path, ra
 
 
 def test_the_final_scores_equal_those_of_mode_evaluate(tmp_path):
-    """Trained in bfloat16, evaluated in float32."""
-    result = train(tiny_config(tmp_path, train__dtype="bfloat16"), str(tmp_path / "run"))
+    """Trained in bfloat16, evaluated in float32, with a vocabulary of another size than the config's."""
+    (tmp_path / "other.model").write_bytes(models.vocabulary(330))
+    config = tiny_config(tmp_path, train__dtype="bfloat16", data__vocabulary=str(tmp_path / "other.model"))
+    result = train(config, str(tmp_path / "run"))
     given = dict.fromkeys(("step", "source", "reference", "output", "dtype"))
     scores, _ = evaluate_run(str(tmp_path / "run"), **given)
+    assert (result["vocab_size"], result["source_vocab_size"]) == (330, None)
     assert result["evaluation_dtype"] == "float32" and scores == result["test"]
 
 

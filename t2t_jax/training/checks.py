@@ -125,9 +125,11 @@ def check_memory(config: ConfigDict) -> None:
 
 
 def _model_config(config: ConfigDict) -> TransformerConfig:
-    """The model, with vocabularies of the size that the config names."""
-    sizes = {"vocab_size": config.data.vocab_size, "source_vocab_size": config.data.source_vocab_size or None}
-    return TransformerConfig(**sizes, **config.model)
+    """The model, with vocabularies of the size that the config names; the pieces of a file are not known yet."""
+    data = config.data
+    target = 1 if data.vocabulary else data.vocab_size
+    source = 1 if data.source_vocabulary else data.source_vocab_size or None
+    return TransformerConfig(vocab_size=target, source_vocab_size=source, **config.model)
 
 
 def check_r_drop(config: ConfigDict) -> None:

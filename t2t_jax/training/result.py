@@ -36,6 +36,7 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
         "steps": averaged.step,
         "init_from": progress.init_from,
         "training_pairs": store.report.kept,
+        **store.vocabularies.sizes,
         "parameters": sum(x.size for x in jax.tree.leaves(averaged.params)),
         "seed": config.train.seed,
         "training_seconds": round(progress.seconds, 1),

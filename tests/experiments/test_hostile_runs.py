@@ -30,6 +30,7 @@ VALUE_OF_OTHER_TYPE = {
     "row": 3, "config": [], "init_from": 3, "seed": "../../evil", "steps": None, "averaged_steps": 5,
     "dev": None, "test": "good", "parameters": True, "training_seconds": "long", "target_tokens_per_second": [],
     "hardware": 8, "commit": None, "date": {}, "jax": 0.1, "training_flops": "all", "trained_on": "long",
+    "vocab_size": 303.5,
 }  # fmt: skip
 
 

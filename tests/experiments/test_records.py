@@ -36,7 +36,8 @@ def test_a_record_has_the_scores_and_their_conditions(tmp_path):
     assert found["config"]["data.corpus"] == "wmt14_ende" and found["config"]["train.label_smoothing"] == 0.1
     assert found["dev"]["perplexity"] == 6.25 and found["test"]["paper_bleu"] == 22.75
     assert (found["training_flops"], found["init_from"]) == (10**18, "runs/other, checkpoint 6")
-    other = record_of(run_folder(tmp_path / "mine", init_from=""))
+    other = record_of(run_folder(tmp_path / "mine", init_from="", vocab_size=303, source_vocab_size=None))
+    assert other["vocab_size"] == 303 and "source_vocab_size" not in other and "vocab_size" not in found
     assert other["row"] == "mine" and "training_flops" not in other and "init_from" not in other
 
 

@@ -144,6 +144,12 @@ def test_seeds_that_differ_from_base_in_opposite_directions_are_not_significant(
     assert "* is significance at 5%: 0 of 1." in notes
 
 
+def test_the_pieces_are_those_of_the_vocabulary_whatever_the_config_asks_for(tmp_path, capsys):
+    """With data.vocabulary=FILE, data.vocab_size has no effect. Records of earlier versions have that alone."""
+    _, notes = table(capsys, records(tmp_path, trained("base", vocab_size=303), trained("a_h1")))
+    assert "wmt14_ende en-de, 303 pieces" in notes and "wmt14_ende en-de, 37,000 pieces" in notes
+
+
 def test_holms_correction_equals_a_calculation_by_hand():
     """Of four: the smallest times 4, the next times 3, times 2, times 1; none below one before it, none above 1."""
     assert holm([0.03, 0.005, 0.9, 0.02]) == pytest.approx([0.06, 0.02, 0.9, 0.06])

@@ -106,6 +106,14 @@ def test_a_model_that_fits_no_memory_is_refused_at_once(changes, message):
     assert time.monotonic() - started < 1
 
 
+def test_the_size_of_a_vocabulary_that_is_a_file_is_not_taken_from_the_config(tmp_path):
+    large = {"data__vocab_size": 10**7, "model__d_model": 10**4}
+    with pytest.raises(InputError, match="this machine"):
+        check(changed(**large))
+    (tmp_path / "vocabulary").write_text("")
+    check(changed(**large, data__vocabulary=str(tmp_path / "vocabulary")))
+
+
 @given(field=st.sampled_from(NUMBERS), number=st.one_of(st.floats(), st.integers()))
 @settings(max_examples=300)
 def test_any_number_is_accepted_or_refused_in_one_line(field, number):
