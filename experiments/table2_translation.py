@@ -10,8 +10,8 @@ configs/{base,big}_{ende,enfr}.py; fields that were changed are listed under the
 There are two estimates of training cost, which differ several times over; compare each only with itself. "Capacity ×
 time" is the paper's: training time × number of devices × the FLOP/s that one device sustains, known for K80, K40, M40
 and P100 (footnote 5); of a run that was resumed on other devices, the sum over all. For others,
---sustained_tflops=H100=60 sets the sustained TFLOP/s of every device whose name contains H100. "Counted" is the number
-of floating-point operations in the matrix products, if the run counted them.
+--sustained_tflops=H100=60 sets the sustained TFLOP/s of every device with the word H100 in its name. "Counted" is the
+number of floating-point operations in the matrix products, if the run counted them.
 """
 
 import argparse
@@ -49,14 +49,19 @@ def paper_cost(seconds: float, devices: int, tflops: float) -> float:
 def cost_of(record: Record, sustained: dict[str, float]) -> float | None:
     """`paper_cost` of a run, summed over the hardware it was trained on.
 
-    None if the name of a device contains no name in `sustained`.
+    None for a device that is none of those in `sustained`.
     """
     costs = []
     for hardware, seconds in training_seconds(record).items():
         devices, device_name = devices_of(record, hardware)
-        tflops = next((value for name, value in sustained.items() if name in device_name), None)
+        tflops = next((value for name, value in sustained.items() if _is_device(name, device_name)), None)
         costs.append(None if tflops is None else paper_cost(seconds, devices, tflops))
     return None if None in costs else sum(costs)
+
+
+def _is_device(name: str, device_name: str) -> bool:
+    """Whether `name` is in a device's name as whole words: P100 is in "Tesla P100-SXM2", not in "Quadro P1000"."""
+    return bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", device_name))
 
 
 def devices_of(record: Record, hardware: str) -> tuple[int, str]:
@@ -123,7 +128,7 @@ def sustained_tflops(given: Sequence[str], records: Sequence[Record]) -> dict[st
     chosen = {}
     for text in given:
         name, value = _named_value(text)
-        if not any(name in device_name for device_name in device_names):
+        if not any(_is_device(name, device_name) for device_name in device_names):
             known = ", ".join(sorted(device_names)) or "none"
             raise InputError(f"--sustained_tflops={text}: no run has a device of this name; their devices: {known}")
         chosen[name] = value
