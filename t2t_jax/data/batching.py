@@ -127,9 +127,8 @@ class Batches:
         own = slice(*np.searchsorted(row_of_pair, [rows.start or 0, rows.stop]))
         pairs, row_of_pair = pairs[own], row_of_pair[own]
         batch = empty_batch(self.bucket(step))
-        if len(pairs):
-            for side, sentences in (("input", self._sources), ("target", self._targets)):
-                _write(batch, side, [sentences[pair] for pair in pairs.tolist()], row_of_pair)
+        for side, sentences in (("input", self._sources), ("target", self._targets)):
+            _write(batch, side, *sentences.concatenated(pairs), row_of_pair)
         return batch
 
     def iterate(self, first: int, last: int, rows: Callable[[int], slice] = slice) -> Iterator[Batch]:
@@ -191,14 +190,13 @@ def checksum(step: int, batch: Batch) -> int:
     return total % 2**32
 
 
-def _write(batch: Batch, side: str, sentences: list[np.ndarray], rows: np.ndarray) -> None:
-    """Writes sentence i into row `rows[i]`, after the earlier sentences of that row."""
-    lengths = np.array([len(sentence) for sentence in sentences])
+def _write(batch: Batch, side: str, ids: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> None:
+    """Writes sentence i, the next `lengths[i]` of `ids`, into row `rows[i]`, after earlier sentences of that row."""
     starts = np.cumsum(lengths) - lengths
     first = np.searchsorted(rows, rows)  # the index of the first sentence in the same row
-    columns = np.arange(lengths.sum()) - np.repeat(starts[first], lengths)
+    columns = np.arange(len(ids)) - np.repeat(starts[first], lengths)
     where = np.repeat(rows, lengths), columns
-    batch[f"{side}s"][where] = np.concatenate(sentences)
+    batch[f"{side}s"][where] = ids
     if f"{side}_segments" in batch:
         batch[f"{side}_segments"][where] = np.repeat(np.arange(len(rows)) - first + 1, lengths)
 

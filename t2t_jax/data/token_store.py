@@ -53,6 +53,12 @@ class Sentences:
         """The number of subwords of each of these sentences, EOS included."""
         return self._ends[indices] - np.where(indices > 0, self._ends[np.maximum(indices, 1) - 1], 0)
 
+    def concatenated(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of these sentences, one after another, and the number of each."""
+        lengths = self.lengths_of(indices)
+        shifts = self._ends[indices] - np.cumsum(lengths)  # from an index of the result to one of `ids`
+        return self._ids[np.arange(lengths.sum()) + np.repeat(shifts, lengths)], lengths
+
     def lengths(self) -> np.ndarray:
         """The number of subwords of every sentence, EOS included."""
         found, start = np.empty(len(self._ends), np.int32), 0

@@ -41,6 +41,14 @@ def test_the_store_holds_the_corpus_pair_for_pair(corpus, tmp_path):
     assert list(zip(*store.held_out("test"), strict=True)) == toy_corpus.pairs(20, 2)
 
 
+@pytest.mark.parametrize("indices", [[3, 0, 299, 3], [0], []])
+def test_concatenated_sentences_are_the_sentences_one_after_another(corpus, tmp_path, indices):
+    side = prepare(corpus, SETTINGS, tmp_path / "stores").source
+    ids, lengths = side.concatenated(np.array(indices, np.uint32))
+    assert ids.tolist() == [number for index in indices for number in side[index]]
+    assert lengths.tolist() == [len(side[index]) for index in indices]
+
+
 def test_a_second_preparation_opens_the_existing_store(corpus, tmp_path):
     first = prepare(corpus, SETTINGS, tmp_path / "stores")
     written = (first.directory / "train.source.ids").stat().st_mtime_ns
