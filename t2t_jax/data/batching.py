@@ -158,11 +158,14 @@ class _Steps:
         step = self.first + index
         try:
             return self.batches.read(step, self.rows(self.batches.bucket(step).rows))
-        except Exception as error:  # raised in one of Grain's threads, it does not name the batch
+        except OSError as error:
             raise DamagedError(
                 f"data: the batch of step {step + 1} cannot be made ({type(error).__name__}: {error}); "
                 "the same command resumes from the last checkpoint"
             ) from error
+        except Exception as error:  # a bug: raised in one of Grain's threads, it does not name the batch
+            error.add_note(f"in the batch of step {step + 1}")
+            raise
 
 
 def empty_batch(bucket: Bucket) -> Batch:

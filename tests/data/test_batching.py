@@ -321,6 +321,13 @@ def test_a_budget_below_the_longest_sentence_is_refused(packing):
         batches_of([(3, 12)], 11, 1, 0, packing)
 
 
+def test_a_bug_in_the_loader_is_not_taken_for_damaged_data_and_names_the_batch(monkeypatch):
+    monkeypatch.setattr(Batches, "read", lambda batches, step, rows: None + step)
+    with pytest.raises(TypeError) as bug:
+        list(batches_of([(5, 5)] * 10, 20, 1, 0).iterate(1, 2))
+    assert "in the batch of step 2" in bug.value.__notes__
+
+
 @pytest.mark.parametrize("budget", [120, 3000])
 def test_each_epoch_is_planned_once_though_several_threads_read_ahead_over_tiny_epochs(monkeypatch, budget):
     planned, plan = [], Batches._plan
