@@ -50,10 +50,12 @@ _LATER_SETTINGS = {
     "bpe_dropout": 0.1,
 }
 _LATER_RULES = ("lowercase",)  # of cleaning; off in earlier stores
+_TRAINED_SIZE = Range(3, 10_000_000, hint="padding, EOS and unknown are pieces")
 _RANGES = {
-    "vocab_size": Range(1, 10_000_000),
+    "vocab_size": _TRAINED_SIZE,
     "source_vocab_size": Range(0, 10_000_000),
     "vocab_pairs": Range(0, 10**9),
+    "character_coverage": Range(0.98, 1),  # SentencePiece's
     "max_length": Range(2, 16_384),  # at least a subword and EOS; attention takes quadratic memory
     "heldout_max_length": Range(0, 16_384),
     "segmentations": Range(1, 1000),
@@ -93,10 +95,11 @@ class StoreSettings:
         choice("data.task", self.task, TASKS)
         choice("data.vocab_kind", self.vocab_kind, ["bpe", "unigram"])
         check_ranges(_RANGES, self, "data.")
-        if not 0.9 <= self.character_coverage <= 1 or (self.character_coverage < 1 and not self.byte_fallback):
+        if self.source_vocab_size != 0:
+            _TRAINED_SIZE.check("data.source_vocab_size", self.source_vocab_size)
+        if self.character_coverage < 1 and not self.byte_fallback:
             raise InputError(
-                f"data.character_coverage must be from 0.9 to 1, and 1 without data.byte_fallback; got "
-                f"{self.character_coverage}"
+                f"data.character_coverage must be 1 without data.byte_fallback; got {self.character_coverage}"
             )
         if self.segmentations > 1 and TASKS[self.task].target_symbols:
             raise InputError(

@@ -328,9 +328,17 @@ def test_a_ready_vocabulary_is_used_and_its_contents_determine_the_name_of_the_s
     assert [vocabulary.decode(merges.source[n]) for n in range(9)] == [en for en, _ in toy_corpus.pairs(9, 0)]
 
 
-@pytest.mark.parametrize("changes", [{"character_coverage": 0.5}, {"character_coverage": 0.99, "byte_fallback": False}])
-def test_a_character_coverage_that_would_lose_characters_is_refused(changes):
-    with pytest.raises(InputError, match="data.character_coverage must be from 0.9 to 1"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"character_coverage": 0.97}, "data.character_coverage must be at least 0.98 and at most 1; got 0.97"),
+        ({"character_coverage": 0.99, "byte_fallback": False}, "data.character_coverage must be 1 without"),
+        ({"vocab_size": 2}, "data.vocab_size must be at least 3 .*padding, EOS and unknown.*; got 2"),
+        ({"source_vocab_size": 2}, "data.source_vocab_size must be at least 3 .*; got 2"),
+    ],
+)
+def test_a_vocabulary_that_sentencepiece_cannot_train_is_refused_by_the_name_of_the_field(changes, message):
+    with pytest.raises(InputError, match=message):
         dataclasses.replace(SETTINGS, **changes)
 
 

@@ -54,7 +54,7 @@ def test_every_number_has_a_range(field):
         ("checkpoint.interval_minutes", -1.0, "at least 0"),
         ("train.seed", 2**32, "at most 4294967295"),
         ("data.cleaning.max_ratio", 0.5, "at least 1"),
-        ("data.vocab_size", 0, "at least 1"),
+        ("data.vocab_size", 0, "at least 3"),
         ("data.vocabulary", "/none/codes", "no file /none/codes"),
         ("model.attention", "dot_prodct", "unknown value 'dot_prodct'"),
     ],
