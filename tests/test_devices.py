@@ -318,6 +318,10 @@ def test_memory_is_that_of_the_smallest_device_of_all_processes(monkeypatch):
             {"machine__fused_attention": True, "model__attention_dropout": 0.1},
             "machine.fused_attention=True needs model.attention_dropout=0, .* got 0.1",
         ),
+        (
+            {"machine__fused_attention": True, "model__attention_dropout": 0.0, "model__d_k": 4},
+            "machine.fused_attention=True needs model.d_v=4, .* got 8",
+        ),
         ({"machine__engine": "pmap", "machine__shard_state": True}, "shard_state=True needs machine.engine='jit'"),
         ({"machine__engine": "xmap"}, "machine.engine: unknown value 'xmap'; did you mean 'pmap'"),
         ({"train__accumulate": -1}, "train.accumulate must be at least 0"),

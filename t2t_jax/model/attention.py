@@ -120,18 +120,17 @@ def cudnn_supports(dtype: DTypeLike, head_dim: int) -> bool:
 def fused_attention(
     query: Float[Array, "B H T K"],
     key: Float[Array, "B H K S"],
-    value: Float[Array, "B H S V"],
+    value: Float[Array, "B H S K"],
     mask: Bool[Array, "#B 1 #T S"] | None,
     *,
     causal: bool,
-) -> Float[Array, "B H T V"]:
+) -> Float[Array, "B H T K"]:
     """Eq. 1 by `jax.nn.dot_product_attention`: on GPU one cuDNN kernel, which never writes the weights to memory.
 
-    A mask that is the same for every query is passed on as lengths, so it must be True up to some length and False
-    from there on, as a padding mask is. A row without any allowed position attends to the first one.
+    d_v is d_k, as the shapes say. A mask that is the same for every query is passed on as lengths, so it must be
+    True up to some length and False from there on, as a padding mask is. A row without any allowed position attends to
+    the first one.
     """
-    if query.shape[-1] != value.shape[-1]:  # which jax.nn.dot_product_attention refuses
-        return scaled_dot_product_attention(query, key, value, whole_mask(mask, key.shape[3], causal))
     batch, _, length, head_dim = query.shape
     on_cudnn = platform() == "gpu" and cudnn_supports(query.dtype, head_dim)
     if on_cudnn and (length % 2 or key.shape[3] % 2):
@@ -143,13 +142,13 @@ def fused_attention(
         allowed = {"key_value_seq_lengths": jnp.broadcast_to(lengths, batch)}
     else:
         allowed = {"mask": jnp.broadcast_to(mask, (batch, 1, *mask.shape[2:]))}
-    arguments = jnp.einsum("bhtk->bthk", query), jnp.einsum("bhks->bshk", key), jnp.einsum("bhsv->bshv", value)
+    arguments = jnp.einsum("bhtk->bthk", query), jnp.einsum("bhks->bshk", key), jnp.einsum("bhsk->bshk", value)
     implementation = "cudnn" if on_cudnn else "xla"
     try:
         heads = jax.nn.dot_product_attention(*arguments, is_causal=causal, implementation=implementation, **allowed)
     except RuntimeError as error:  # no cuDNN, or too old a one or GPU
         raise InputError(f"machine.fused_attention=True: {error}; set it to False") from None
-    return jnp.einsum("bthv->bhtv", heads)
+    return jnp.einsum("bthk->bhtk", heads)
 
 
 def _fused_attention_of_even_lengths(query, key, value, mask, causal):

@@ -39,8 +39,10 @@ class Transformer(nn.Module):
 
     def setup(self):
         config = self.config
-        # cuDNN's kernel (attention.py) has no other score and no dropout on the weights.
-        assert not self.fused_attention or (config.attention == "dot_product" and not config.attention_dropout)
+        # cuDNN's kernel (attention.py) has no other score, no dropout on the weights and one length of heads.
+        assert not self.fused_attention or (
+            config.attention == "dot_product" and not config.attention_dropout and config.d_k == config.d_v
+        )
         embedding = lambda vocab_size: Embedding(vocab_size, config.d_model, self.dtype)
         if config.share_embeddings:
             self.embedding = embedding(config.vocab_size)

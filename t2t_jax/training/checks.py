@@ -157,7 +157,7 @@ def check_machine(config: ConfigDict) -> None:
             "heads on one device"
         )
     if config.machine.fused_attention:
-        for field, computed in (("attention", "dot_product"), ("attention_dropout", 0)):
+        for field, computed in (("attention", "dot_product"), ("attention_dropout", 0), ("d_v", config.model.d_k)):
             if (value := config.model[field]) != computed:
                 raise InputError(
                     f"machine.fused_attention=True needs model.{field}={computed}, which is all that the fused kernel "

@@ -25,7 +25,7 @@ from tests.data import toy_corpus
 
 PAIRS = [("one two three", "drei zwei"), ("four", "vier eins zwei drei vier fünf"), ("", "eins"), ("two", "")]
 KINDS = ("encoder", "decoder", "encoder_decoder")
-FUSED = ({"fused": True}, {"fused": True, "d_v": 6}, {"fused": True, "attention_window": 3})
+FUSED = ({"fused": True, "d_v": 6}, {"fused": True, "d_v": 6, "attention_window": 3})
 
 
 def make(translator, fused=False, vocabularies=None, **changes):
