@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
+from t2t_jax.data.languages import LETTERS, base_language
 from t2t_jax.data.plain_text import is_blank
-from t2t_jax.errors import Range
+from t2t_jax.errors import InputError, Range
 
 Pair = tuple[str, str]
 
@@ -32,13 +33,6 @@ _PUNCTUATION = {
     **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u3000", " "),
 }
 _ANY_PUNCTUATION = re.compile(f"[{''.join(_PUNCTUATION)}]")
-_LATIN, _CYRILLIC, _GREEK = "A-Za-zªºÀ-ÖØ-öø-ɏḀ-ỿ", "Ѐ-ԯ", "Ͱ-Ͽἀ-῿"
-_LATIN_LANGUAGES = "cs da de en es et fi fr hr hu is it lt lv nl no pl pt ro sk sl sv tr"
-_LETTERS = {
-    **{language: _LATIN for language in _LATIN_LANGUAGES.split()},
-    **dict.fromkeys(("bg", "mk", "ru", "uk"), _CYRILLIC),
-    "el": _GREEK,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +59,14 @@ class Rules:
     def normalizes(self) -> bool:
         """Whether a normalisation is on."""
         return self.lowercase or self.normalize_punctuation or self.remove_nonprinting
+
+    def check_languages(self, source: str, target: str) -> None:
+        """Refuses `drop_wrong_script` where it would drop nothing."""
+        if self.drop_wrong_script and not LETTERS.keys() & {base_language(source), base_language(target)}:
+            raise InputError(
+                f"data.cleaning.drop_wrong_script=True needs a language whose script is known: {', '.join(LETTERS)}; "
+                f"got data.source_language={source} and data.target_language={target}; set it to False"
+            )
 
 
 # --- Normalisation -----------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def is_identical(source: str, target: str) -> bool:
 
 def is_wrong_script(text: str, language: str) -> bool:
     """Whether fewer than half of the letters are of the language's script; False for languages without a known one."""
-    script = _LETTERS.get(language)
+    script = LETTERS.get(base_language(language))
     if script is None or not (others := re.findall(rf"[^\W\d_{script}]", text)):
         return False
     return len(re.findall(f"[{script}]", text)) < len(others)

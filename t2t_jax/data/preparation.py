@@ -21,6 +21,7 @@ import numpy as np
 from t2t_jax import slurm
 from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
+from t2t_jax.data.languages import base_language
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.shards import SHARD_SIZE, Encoding, chunks, join_shards, write_shards
 from t2t_jax.data.task import (
@@ -134,7 +135,9 @@ class StoreSettings:
         fields = {name: data[name] for name in names}
         for name in ("vocabulary", "source_vocabulary"):
             fields[name] = str(expanded(f"data.{name}", data[name])) if data[name] else ""
-        return cls(**fields | {"cleaning": cleaning.Rules(**dict(data["cleaning"]))})
+        rules = cleaning.Rules(**dict(data["cleaning"]))
+        rules.check_languages(data["source_language"], data["target_language"])
+        return cls(**fields | {"cleaning": rules})
 
 
 def open_store(data: Mapping[str, Any], on_slurm: Mapping[str, str] | None = None) -> TokenStore:
@@ -256,6 +259,8 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
         made_from["normalizing_vocabulary"] = True  # in earlier stores it is not
     if rules.max_words or rules.max_ratio or rules.drop_near_duplicates or rules.drop_test_leaks:
         made_from["combining_marks"] = True  # in earlier stores each was a word of its own, and no part of a letter
+    if rules.drop_wrong_script and any(base_language(language) != language for language in corpus.languages):
+        made_from["base_languages"] = True  # in earlier stores nothing was dropped of a language with such a code
     for name in {"vocabulary", "source_vocabulary"} & made_from.keys():
         made_from[name] = sha256(Path(made_from[name])) if made_from[name] else None
     identity = json.dumps([_FORMAT, corpus.checksums, corpus.languages, made_from], sort_keys=True)

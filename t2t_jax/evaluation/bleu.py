@@ -28,6 +28,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
+from t2t_jax.data.languages import base_language
 from t2t_jax.data.plain_text import WITHOUT_SPACES
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.evaluation.significance import Comparison, paired_bootstrap
@@ -36,13 +37,6 @@ from t2t_jax.files import read_text
 # Of languages without spaces between words, where to 13a a sentence is one token. sacreBLEU's own choice for Japanese
 # needs MeCab, so that scores would depend on what is installed.
 _TOKENIZERS = {"zh": "zh", "yue": "zh"} | dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char")
-# ISO 639-3, as FLORES and Tatoeba have it → ISO 639-1, as Moses has it, for the languages of these two tables.
-_CODES = (
-    "asm:as ben:bn bod:bo cat:ca ces:cs cmn:zh deu:de dzo:dz ell:el eng:en est:et fin:fi fra:fr gle:ga guj:gu hin:hi "
-    "hun:hu isl:is ita:it jpn:ja kan:kn khm:km lao:lo lav:lv lit:lt lvs:lv mal:ml mar:mr mya:my nld:nl ory:or pan:pa "
-    "pol:pl por:pt ron:ro rus:ru slk:sk slv:sl spa:es swe:sv tam:ta tel:te tha:th zho:zh"
-)
-_TWO_LETTERS = dict(code.split(":") for code in _CODES.split())
 # Moses takes English rules for languages that it does not know.
 LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | _TOKENIZERS.keys()
 SPLIT_LANGUAGES = ("de",)
@@ -75,12 +69,6 @@ def corpus_scores(
     if target_language is None:
         return scores
     return _moses_scores(hypotheses, references, target_language, lowercase) | scores
-
-
-def base_language(code: str) -> str:
-    """The language of a code such as zh-Hans, zh_CN or zho_Hans: zh; the first part of codes that are not known."""
-    first = re.split("[-_]", code.lower())[0]
-    return _TWO_LETTERS.get(first, first)
 
 
 def tokenizer(target_language: str | None) -> str:

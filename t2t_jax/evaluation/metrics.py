@@ -6,7 +6,8 @@ from typing import Any
 
 from absl import logging
 
-from t2t_jax.evaluation.bleu import LANGUAGES, base_language, corpus_scores
+from t2t_jax.data.languages import base_language
+from t2t_jax.evaluation.bleu import LANGUAGES, corpus_scores
 from t2t_jax.evaluation.brackets import bracket_scores
 
 

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import t2t_jax
+from configs import base_ende
 from t2t_jax.data import cleaning
 from t2t_jax.data.cleaning import Report, Rules, clean
+from t2t_jax.data.preparation import StoreSettings
 from t2t_jax.errors import InputError
 from t2t_jax.training.loop import train
 from tests.runs import tiny_config
@@ -75,6 +77,23 @@ def test_letters_have_their_marks_in_every_normal_form():
 def test_languages_without_a_known_script_are_not_filtered():
     assert not cleaning.is_wrong_script("家は小さい", "ja")
     assert cleaning.is_wrong_script("家は小さい", "en") and not cleaning.is_wrong_script("2014: 7 %", "ru")
+
+
+@pytest.mark.parametrize("code", ["en", "EN", "en-US", "de_DE", "eng", "hrv_Latn"])
+def test_the_script_of_a_language_is_known_by_its_regional_and_three_letter_codes_too(code):
+    assert cleaning.is_wrong_script("Привет мир", code) and not cleaning.is_wrong_script("Größe", code)
+
+
+def test_a_filter_by_script_is_refused_where_neither_script_is_known():
+    data = base_ende.get_config().data
+    data.cleaning.drop_wrong_script = True
+    data.update(source_language="ja", target_language="de-AT")
+    StoreSettings.of(data)
+    data.target_language = "zh_CN"
+    with pytest.raises(
+        InputError, match="^data.cleaning.drop_wrong_script=True needs .* got .*=ja and .*=zh_CN; set it"
+    ):
+        StoreSettings.of(data)
 
 
 def test_text_is_normalised_only_if_switched_on():

@@ -123,6 +123,13 @@ def test_stores_keep_their_names_unless_their_rules_count_words_or_compare_lette
     assert not [rule for rule, (value, name) in once.items() if key(**{rule: value}) == name]
 
 
+def test_only_stores_that_a_filter_by_script_once_left_alone_change_their_names(corpus):
+    """It once knew no codes of languages but those of two letters."""
+    regional, rules = dataclasses.replace(corpus, languages=("en-US", "de")), Rules(drop_wrong_script=True)
+    assert preparation._key(regional, SETTINGS) == "1d719926c61c"
+    assert preparation._key(regional, dataclasses.replace(SETTINGS, cleaning=rules)) != "599ef9818d2c"
+
+
 def test_dropped_training_pairs_are_counted_and_held_out_pairs_are_never_dropped(tmp_path):
     prefixes = toy_corpus.write_splits(tmp_path)
     extra = [("", "eins"), ("one", " \t"), ("one " * 40, "eins")]
