@@ -103,9 +103,10 @@ def train_in(
             state, metrics = take_step(state, batch)
             pairs, _ = experiment.batches.pairs(step)
             step += 1
-            flops = passes * training_flops(experiment.model.config, *experiment.batches.lengths(pairs))
+            lengths = experiment.batches.lengths(pairs)
+            flops = passes * training_flops(experiment.model.config, *lengths)
             own = sharding.first_copies(batch, mesh, compiled.microbatches)
-            progress.add(step, metrics, own, pairs, flops)
+            progress.add(step, metrics, own, pairs, int(lengths[0].sum()), flops)
             profiler.after(step, progress)
             # All processes follow the clock of the main one; a signal may come to any of them.
             save_now, stop = flags.reduce(sharding.is_main() and save_minutes(step), stopped())

@@ -115,13 +115,23 @@ class Progress:
             self._seconds_here["seconds"] += now - self._clock
         self._clock = now
 
-    def add(self, step: int, metrics: Metrics, batch: dict[str, np.ndarray], pairs: np.ndarray, flops: float) -> None:
+    def add(
+        self,
+        step: int,
+        metrics: Metrics,
+        batch: dict[str, np.ndarray],
+        pairs: np.ndarray,
+        source_tokens: int,
+        flops: float,
+    ) -> None:
         """Adds a step: its metrics, its batch with the rows that this process counts (`sharding.first_copies`), and of
-        the whole batch the indices of its pairs and the floating-point operations.
+        the whole batch the indices of its pairs, the number of source tokens and the floating-point operations.
         """
         if self._seconds_here not in self._seconds_on:  # not before a step: a call may only look at a finished run
             self._seconds_on.append(self._seconds_here)
-        self._pending.append((step, metrics, batch["targets"].size, flops))
+        positions = batch["inputs"].size + batch["targets"].size
+        counts = {"positions": positions, "source_tokens": source_tokens, "flops": flops}
+        self._pending.append((step, metrics, counts))
         self._checksum_of_own_rows += checksum(step, batch)
         self._pairs_crc32 = zlib.crc32(np.ascontiguousarray(pairs), self._pairs_crc32)  # the same in all processes
         while len(self._pending) > IN_FLIGHT:
@@ -143,7 +153,7 @@ class Progress:
             self._take()
 
     def _take(self) -> None:
-        step, metrics, positions, flops = self._pending.popleft()
+        step, metrics, counts = self._pending.popleft()
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self._watchdog.step_ended()
         finite = values.pop("finite")
@@ -153,10 +163,8 @@ class Progress:
         self._skipped_in_a_row = 0
         tokens = values.pop("target_tokens")
         self.tokens += tokens
-        self.flops += flops
-        self._since_log.update(
-            steps=1, tokens=tokens, positions=positions, flops=flops, gradient_norm=values["gradient_norm"]
-        )
+        self.flops += counts["flops"]
+        self._since_log.update(steps=1, tokens=tokens, gradient_norm=values["gradient_norm"], **counts)
         self._since_log.update({name: values[name] * tokens for name in ("loss", "nll")})
 
     def _nonfinite(self, step: int, values: dict[str, float]) -> None:
@@ -185,7 +193,7 @@ class Progress:
             "gradient_norm": sums["gradient_norm"] / sums["steps"],
             "learning_rate": float(self._schedule(step - 1)),
             "target_tokens_per_second": sums["tokens"] / training,
-            "padding": 1 - sums["tokens"] / sums["positions"],
+            "padding": 1 - (sums["source_tokens"] + sums["tokens"]) / sums["positions"],
             "batches_checksum": self.batches_checksum(),
             **seconds,
         }

@@ -1,7 +1,13 @@
 import json
 import re
 
+import numpy as np
+import pytest
+
+from t2t_jax.data.preparation import open_store
 from t2t_jax.training.loop import train
+from t2t_jax.training.setup import make_batches
+from tests.data import toy_corpus
 from tests.runs import tiny_config
 
 
@@ -16,3 +22,15 @@ def test_dev_evaluations_decode_as_many_sentences_as_asked_for_which_a_resumed_r
     assert [record["step"] for record in records if "dev_perplexity" in record] == [3, 6, 9, 12]
     assert [record["step"] for record in records if "dev_bleu" in record] == [9, 12]
     assert "sacrebleu" in result["dev"], "at the end all is decoded"
+
+
+def test_the_logged_padding_is_that_of_both_sides_of_the_batches_since_the_last_entry(tmp_path):
+    config = tiny_config(tmp_path, train__train_steps=4)
+    uneven = [(f"{source} {source}", target) for source, target in toy_corpus.pairs(300, 0)]
+    toy_corpus.write(tmp_path / "train", uneven)
+    train(config, str(tmp_path / "run"))
+    logged = [json.loads(line)["padding"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    batches = make_batches(config, open_store(config.data))
+    for found, steps in zip(logged, ((0, 1), (2, 3)), strict=True):
+        ids = np.concatenate([batches[step][side].ravel() for step in steps for side in ("inputs", "targets")])
+        assert found == pytest.approx(np.mean(ids == 0), abs=1e-9)
