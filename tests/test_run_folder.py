@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 import json
 import os
@@ -126,17 +127,22 @@ def test_only_fields_that_do_not_change_the_weights_may_change(tmp_path, begin):
     assert run.config == with_later_fields(longer)
 
 
-def test_a_field_that_only_packing_uses_may_change_without_packing(tmp_path, begin):
-    of = lambda packing, shapes: CONFIG | {"data": CONFIG["data"] | {"packing": packing, "packing_shapes": shapes}}
-    begin(0, of(False, 1)).close()
-    begin(0, of(False, 2)).close()
-    with pytest.raises(InputError, match="data.packing is True, but .* was trained with False"):
-        RunFolder.start(tmp_path / "run", of(True, 2))
-    packed = RunFolder.start(tmp_path / "packed", of(True, 1))
-    packed.begin(of(True, 1), {}, 0)
-    packed.close()
-    with pytest.raises(InputError, match="data.packing_shapes is 2, but .* was trained with 1"):
-        RunFolder.start(tmp_path / "packed", of(True, 2))
+@pytest.mark.parametrize(
+    ("packing", "field", "values"),
+    [(True, "packing_shapes", (1, 2)), (False, "num_buckets", (2, 3)), (False, "bucketing", ("partition", "other"))],
+)
+def test_a_field_that_only_packed_batches_or_only_others_use_may_change_where_it_is_not_used(
+    tmp_path, packing, field, values
+):
+    of = lambda packing, value: CONFIG | {"data": CONFIG["data"] | {"packing": packing, field: value}}
+    for run, trained in (("unused", of(not packing, values[0])), ("used", of(packing, values[0]))):
+        with contextlib.closing(RunFolder.start(tmp_path / run, trained)) as folder:
+            folder.begin(trained, {}, 0)
+    RunFolder.start(tmp_path / "unused", of(not packing, values[1])).close()
+    with pytest.raises(InputError, match=f"data.packing is {packing}, but .* was trained with {not packing}"):
+        RunFolder.start(tmp_path / "unused", of(packing, values[1]))
+    with pytest.raises(InputError, match=f"data.{field} is {values[1]!r}, but .* was trained with {values[0]!r}"):
+        RunFolder.start(tmp_path / "used", of(packing, values[1]))
 
 
 def test_a_flipped_bit_anywhere_in_config_json_is_noticed(tmp_path, begin):
