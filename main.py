@@ -18,7 +18,15 @@ from absl import flags
 
 from configs import base_ende
 from t2t_jax import command_line, huge_pages, signals
-from t2t_jax.command_line import checkpoint, config_of, expand_users, number_range, required, step_list
+from t2t_jax.command_line import (
+    checkpoint,
+    config_of,
+    expand_users,
+    number_range,
+    overrides_of,
+    required,
+    step_list,
+)
 from t2t_jax.errors import InputError, exit_code_of, open_standard_streams
 from t2t_jax.files import cache_folder
 
@@ -32,7 +40,7 @@ def train(args: flags.FlagValues) -> None:
         from t2t_jax import sharding
         from t2t_jax.training.loop import train
 
-        train(config, workdir, profile_steps, init_from=args.init_from)
+        train(config, workdir, profile_steps, init_from=args.init_from, overrides=overrides_of(args))
         if sharding.is_main():
             command = f"python {shlex.quote(sys.argv[0])} --mode=translate --workdir={shlex.quote(workdir)}"
             print(f'next: echo "…" | {command}', file=sys.stderr)

@@ -63,9 +63,13 @@ def config_of(args: flags.FlagValues) -> ConfigDict:
         return config
     before = flat(config.to_dict())
     load_preset("--preset", args.preset)(config)
-    given = {field: x for field, x in before.items() if f"config.{field}" in args and args[f"config.{field}"].present}
-    config.update_from_flattened_dict(given)
+    config.update_from_flattened_dict({field: before[field] for field in overrides_of(args)})
     return config
+
+
+def overrides_of(args: flags.FlagValues) -> list[str]:
+    """The fields that flags --config.SECTION.FIELD give."""
+    return [name.removeprefix("config.") for name in args if name.startswith("config.") and args[name].present]
 
 
 def load_preset(flag: str, name: str) -> Callable[[ConfigDict], None]:

@@ -97,13 +97,31 @@ def test_another_vocabulary_is_refused(pretrained, tmp_path):
     assert train(same, str(tmp_path / "run"), init_from=str(pretrained))["steps"] == 2
 
 
-def test_a_folder_without_a_model_is_refused_by_the_flag(tmp_path, capsys):
-    (tmp_path / "config.py").write_text(
+def command(directory, init_from, *flags):
+    (directory / "config.py").write_text(
         f"from pathlib import Path\nfrom tests.runs import tiny_config\n"
-        f"def get_config():\n    return tiny_config(Path({str(tmp_path)!r}))\n"
+        f"def get_config():\n    return tiny_config(Path({str(directory)!r}))\n"
     )
-    command = ["main.py", f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/run", f"--init_from={tmp_path}/none"]
-    assert main.main(command) == 2
+    paths = {"config": directory / "config.py", "workdir": directory / "run", "init_from": init_from}
+    return ["main.py", *(f"--{name}={path}" for name, path in paths.items()), *flags]
+
+
+@pytest.mark.parametrize(
+    ("flag", "used"), [("model.d_ff=128", 24), ("data.vocab_size=999", 340), ("data.source_vocab_size=99", 0)]
+)
+def test_other_sizes_on_the_command_line_are_refused(pretrained, tmp_path, capsys, flag, used):
+    field = flag.partition("=")[0]
+    flags = ["--config.model.norm=pre", "--config.model.dropout=0.3", f"--config.{flag}"]
+    assert main.main(command(tmp_path, pretrained, *flags)) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"error: --config.{flag}: the run of --init_from={pretrained} has {used}; leave out --config.{field}, or "
+        "--init_from to train from random weights"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_a_model_is_refused_by_the_flag(tmp_path, capsys):
+    assert main.main(command(tmp_path, tmp_path / "none")) == 2
     assert capsys.readouterr().err.startswith(f"error: --init_from: {tmp_path}/none is not a run folder")
     assert not (tmp_path / "run").exists()
 

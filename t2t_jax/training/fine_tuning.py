@@ -1,7 +1,7 @@
 """Fine-tuning: training that starts from the weights of another run, with a fresh optimiser (`--init_from`)."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +14,12 @@ from t2t_jax.data.preparation import local_directory
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
-from t2t_jax.files import is_url, write_bytes
+from t2t_jax.files import flat, is_url, write_bytes
 from t2t_jax.interop.workdir import is_marian, run_folders
 from t2t_jax.run_folder import RunFolder
 
 _KEPT = ("dropout", "attention_dropout")  # fields of the model that may change between runs
+_SIZES = ("data.vocab_size", "data.source_vocab_size")
 
 
 class Pretrained(NamedTuple):
@@ -41,16 +42,33 @@ def _resolved(path: str) -> str:
     return path.rstrip("/") if is_url(path) else str(Path(path).expanduser().resolve())
 
 
-def starting_point(config: ConfigDict, path: str, run: RunFolder) -> tuple[ConfigDict, Pretrained]:
+def starting_point(
+    config: ConfigDict, path: str, run: RunFolder, overrides: Collection[str] = ()
+) -> tuple[ConfigDict, Pretrained]:
     """The config of a fine-tuning run, and the weights it starts from.
 
     The sizes and vocabularies are those of the run at `path`; of `run` itself once it has a checkpoint, as `path` may
-    be gone when it is resumed. A config that names other vocabularies is refused.
+    be gone when it is resumed. A config that names other vocabularies is refused, and so are other sizes in the fields
+    `overrides`.
     """
-    if not Checkpoints(run.checkpoints).steps():
-        return pretrained(config, path)
-    sizes = run.section("model", config.model.keys())
-    return _fitted(config, sizes, Vocabularies.open(run.path), path), Pretrained(path)
+    if Checkpoints(run.checkpoints).steps():
+        sizes = run.section("model", config.model.keys())
+        fitted, start = _fitted(config, sizes, Vocabularies.open(run.path), path), Pretrained(path)
+    else:
+        fitted, start = pretrained(config, path)
+    _check_overrides(overrides, config, fitted, path)
+    return fitted, start
+
+
+def _check_overrides(overrides: Collection[str], config: ConfigDict, fitted: ConfigDict, path: str) -> None:
+    """Refuses what the user asked for and would not get."""
+    given, used = flat(config.to_dict()), flat(fitted.to_dict())
+    for field in overrides:
+        if (field.startswith("model.") or field in _SIZES) and given[field] != used[field]:
+            raise InputError(
+                f"--config.{field}={given[field]}: the run of --init_from={path} has {used[field]}; leave out "
+                f"--config.{field}, or --init_from to train from random weights"
+            )
 
 
 def pretrained(config: ConfigDict, path: str) -> tuple[ConfigDict, Pretrained]:

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -32,13 +32,18 @@ from t2t_jax.training.watchdog import Watchdog
 
 
 def train(
-    config: ConfigDict, workdir: str, profile_steps: tuple[int, int] | None = None, init_from: str = ""
+    config: ConfigDict,
+    workdir: str,
+    profile_steps: tuple[int, int] | None = None,
+    init_from: str = "",
+    overrides: Collection[str] = (),
 ) -> dict[str, Any]:
     """Trains `config` in `workdir`, from its last checkpoint if it has one; evaluates and returns result.json.
 
     `workdir` is a folder or, if there is one process, the URL of one in an object store (remote_run.py).
     `profile_steps` are the first and the last step of a trace in `workdir`/profile. Without a checkpoint, training
-    starts from the weights of the run `init_from`, if that is given.
+    starts from the weights of the run `init_from`, if that is given, with its sizes and vocabularies in place of the
+    config's; a field in `overrides`, such as "model.d_ff", is refused instead where it differs.
     """
     if "," in workdir:
         raise InputError(f"workdir: {workdir}: a comma separates the runs of an ensemble; give a path without one")
@@ -49,7 +54,7 @@ def train(
     with local_run(workdir, trains=True) as (folder, publish):
         start = None
         if init_from:  # the config gets its sizes from there
-            config, start = starting_point(config, init_from, RunFolder(folder))
+            config, start = starting_point(config, init_from, RunFolder(folder), overrides)
             check(config)
         mesh = sharding.make_mesh(model_parallel=config.machine.model_parallel)
         with contextlib.closing(RunFolder.start(folder, config.to_dict(), sharding.is_main(), publish)) as run:
