@@ -120,14 +120,18 @@ def test_a_real_process_exits_with_2_and_no_traceback(tmp_path, arguments, messa
     assert done.stderr.startswith(f"error: {message}") and len(done.stderr.splitlines()) == 1
 
 
-def test_every_test_set_is_scored(command, tmp_path):
-    """At the end of training, and again by --mode=evaluate; the samples are those of the first."""
+def test_every_test_set_is_scored(command, tmp_path, capsys):
+    """At the end of training, after the dev set, and again by --mode=evaluate; the samples are those of the first."""
     config = tiny_config(tmp_path, train__train_steps=2)
     config.data.test += "," + toy_corpus.write(tmp_path / "talks", toy_corpus.pairs(7, 9))
     result = train(config, str(tmp_path / "run"))
     assert result["test"]["sentences"] == 20 and result["other_tests"]["talks"]["sentences"] == 7
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert written["other_tests"] == result["other_tests"]
+    dev, *tests = capsys.readouterr().out.splitlines()[-5:]
+    bleu, perplexity = (result["dev"][score] for score in ("sacrebleu", "perplexity"))
+    assert dev == f"dev: BLEU {bleu:.2f}, perplexity {perplexity:#.4g} per subword"
+    assert [line.partition(":")[0] for line in tests] == ["test", "test", "talks", "talks"]
     hypotheses = (tmp_path / "run" / "talks.hypotheses.txt").read_text().splitlines()
     assert len(hypotheses) == 7 and "talks.reference.txt" in written["sha256"]
     code, output, _ = command("--mode=evaluate", f"--workdir={tmp_path}/run")

@@ -56,6 +56,7 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
         texts = [run.path / f"{split}.{side}.txt" for split in found for side in ("hypotheses", "reference")]
         write_object(run.result, result | {"sha256": {path.name: sha256(path) for path in texts}})
         print_samples(*store.held_out("test"), found["test"], config.evaluate.samples)
+        print(f"dev: {found['dev'].metric.describe(found['dev'].scores)}, {perplexity(found['dev'])}")
         for split in store.test_sets:
             print_scores(split, found[split])
     return result
@@ -89,5 +90,9 @@ def print_scores(name: str, found: Evaluation) -> None:
     print(f"{name}: {metric.describe(scores)} on {scores['sentences']} sentences  {signature}".rstrip())
     labels = {score: label for score, label in metric.labels.items() if score in scores and score != metric.headline}
     others = [f"{label} {scores[score]:.2f}" for score, label in labels.items()]
-    others.append(f"perplexity {scores['perplexity']:#.4g} per subword")
-    print(f"{name}: {', '.join(others)}")
+    print(f"{name}: {', '.join([*others, perplexity(found)])}")
+
+
+def perplexity(found: Evaluation) -> str:
+    """The perplexity for people to read: "perplexity 4.920 per subword"."""
+    return f"perplexity {found.scores['perplexity']:#.4g} per subword"
