@@ -21,7 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
     model.d_model = 512  # (§3.1)
     model.d_ff = 2048  # hidden units of the feed-forward network (§3.3)
     model.activation = "relu"  # of the feed-forward network (Eq. 2); or 'swish', 'gelu'
-    model.num_heads = 8  # h (§3.2.2)
+    model.num_heads = 8  # h (§3.2.2); d_k and d_v stay as they are: with other heads, change them too
     model.d_k = 64  # dimension of the queries and keys of a head (§3.2.2)
     model.d_v = 64  # dimension of the values of a head (§3.2.2)
     model.dropout = 0.1  # P_drop, on sub-layer outputs and embedding sums (§5.4)

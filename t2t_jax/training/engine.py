@@ -194,17 +194,25 @@ def _pmap(step: Callable, mesh: Mesh, microbatches: int) -> TakeStep:
 
 
 def describe(engine: Engine, shapes: int, state: TrainState, mesh: Mesh, model: Transformer) -> str:
-    """A line about the devices, what was chosen for them, what was compiled and how much memory it needs."""
+    """A line about the devices, what was chosen for them, the model, what was compiled and how much memory it needs."""
     fused = " with fused attention" * model.fused_attention
     devices = f"{mesh.devices.size} × {mesh.devices.flat[0].device_kind}, {model.dtype.name}{fused}"
+    chosen = f"{devices}; {_describe_parameters(state, model)}"
     if engine.bytes == 0:
-        return f"{devices}; pmap: each batch shape is compiled when it first comes"
+        return f"{chosen}; pmap: each batch shape is compiled when it first comes"
     held = sum(x.addressable_data(0).nbytes for x in jax.tree.leaves(state))
     in_microbatches = f", each in {engine.microbatches} microbatches" if engine.microbatches > 1 else ""
     return (
-        f"{devices}; {_size(engine.bytes)} each ({_size(held)} parameters and optimiser); compiled "
+        f"{chosen}; {_size(engine.bytes)} each ({_size(held)} parameters and optimiser); compiled "
         f"{shapes} batch shape{'s' * (shapes > 1)}{in_microbatches} in {engine.seconds:.0f} s"
     )
+
+
+def _describe_parameters(state: TrainState, model: Transformer) -> str:
+    """Their number, and heads that are wider or narrower together than usual: d_k is a field of its own (Table 3)."""
+    width, d_model = model.config.num_heads * model.config.d_k, model.config.d_model
+    unusual = f" (num_heads · d_k = {width}, d_model = {d_model})" if width != d_model else ""
+    return f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters{unusual}"
 
 
 def _size(count: int) -> str:

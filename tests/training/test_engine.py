@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from t2t_jax import sharding
+from t2t_jax.model.transformer import Transformer, TransformerConfig
 from t2t_jax.training.engine import Engine, compiler_options, describe
+from t2t_jax.training.train_step import TrainState
 
 
 @pytest.mark.parametrize(
@@ -17,9 +19,19 @@ from t2t_jax.training.engine import Engine, compiler_options, describe
     ],
 )
 def test_the_line_about_the_devices_has_sizes_that_can_be_read(shapes, mib, expected):
-    mesh, state = sharding.make_mesh(jax.devices()[:1]), {"w": jnp.zeros(2**16)}
-    model = SimpleNamespace(fused_attention=False, dtype=jnp.dtype("float32"))
+    mesh, model = sharding.make_mesh(jax.devices()[:1]), Transformer(TransformerConfig(), jnp.dtype("float32"))
+    state = TrainState(jnp.zeros(()), {"w": jnp.zeros(2**14)}, {"w": jnp.zeros(3 * 2**14)})
     assert describe(Engine(None, 1, mib * 2**20, 0.0), shapes, state, mesh, model).endswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "expected"),
+    [(8, "; 16,384 parameters; pmap"), (16, "; 16,384 parameters (num_heads · d_k = 1024, d_model = 512); pmap")],
+)
+def test_it_has_the_number_of_parameters_and_says_where_more_heads_are_not_narrower(num_heads, expected):
+    mesh, state = sharding.make_mesh(jax.devices()[:1]), TrainState(jnp.zeros(()), {"w": jnp.zeros(2**14)}, {})
+    model = Transformer(TransformerConfig(num_heads=num_heads), jnp.dtype("float32"))
+    assert expected in describe(Engine(None, 1, 0, 0.0), 1, state, mesh, model)
 
 
 @pytest.mark.parametrize(("platform", "expected"), [("gpu", [False, True]), ("tpu", [False, False])])
