@@ -41,14 +41,18 @@ class DamagedError(StopError):
     exit_code = 4
 
 
-def choice(field: str, value: str, allowed: Iterable[str]) -> str:
-    """Returns `value` if it is one of `allowed`; else an InputError that suggests the nearest."""
+def choice(field: str, value: str, allowed: Iterable[str], is_open: bool = False) -> str:
+    """Returns `value` if it is one of `allowed`, to which a script may add if `is_open`; else raises InputError.
+
+    The message suggests the nearest.
+    """
     allowed = list(allowed)
     if value in allowed:
         return value
     near = difflib.get_close_matches(str(value), allowed, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    raise InputError(f"{field}: unknown value {value!r}; {hint}known: {', '.join(allowed)}")
+    own = "; one of your own needs the script that adds it, to read its runs too (CONTRIBUTING.md)" if is_open else ""
+    raise InputError(f"{field}: unknown value {value!r}; {hint}known: {', '.join(allowed)}{own}")
 
 
 # Errors of the file system that the user has to correct, not this code.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import flax.linen as nn
@@ -11,12 +12,13 @@ import numpy as np
 import optax
 import pytest
 
+import t2t_jax
 from t2t_jax.data.corpora import CORPORA
 from t2t_jax.data.task import TASKS, Task
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.model.attention import ATTENTIONS, check_variant, scaled_dot_product_attention
-from t2t_jax.model.layers import POSITIONS
+from t2t_jax.model.layers import ACTIVATIONS, POSITIONS
 from t2t_jax.training.loop import train
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 from tests import tiny
@@ -139,8 +141,37 @@ def test_an_optimiser(tmp_path, monkeypatch):
     assert np.isfinite(result["dev"]["perplexity"])
 
 
+def test_an_optimiser_in_a_script_as_on_the_page(tmp_path, monkeypatch):
+    """Without a gradient, only weight decay is left; a huge one is clipped before Adam's moments see it."""
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    monkeypatch.setitem(OPTIMIZERS, "adamw", None)  # gone after the test
+    [script] = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
+    exec(script, {"__name__": "script"})
+    config = tiny_config(tmp_path, optimizer__name="adamw")
+    optimizer, params = OPTIMIZERS["adamw"](config.optimizer, lambda count: 0.5), {"w": jnp.array([2.0, -4.0])}
+    decayed, _ = optimizer.update({"w": jnp.zeros(2)}, optimizer.init(params), params)
+    np.testing.assert_allclose(decayed["w"], -0.5 * 0.01 * params["w"], rtol=1e-6)
+    _, state = optimizer.update({"w": jnp.array([3e9, 4e9])}, optimizer.init(params), params)
+    first_moment = optax.tree_utils.tree_get(state, "mu")["w"]
+    np.testing.assert_allclose(first_moment, (1 - config.optimizer.beta1) * np.array([0.6, 0.8]), rtol=1e-5)
+    assert np.isfinite(train(config, str(tmp_path / "run"))["dev"]["perplexity"])
+
+
+def test_an_activation_which_only_its_script_can_read_again(tmp_path, monkeypatch, command):
+    with monkeypatch.context() as script:
+        script.setitem(ACTIVATIONS, "squared_relu", lambda x: jnp.square(jnp.maximum(x, 0)))
+        assert_decodes_as_it_reads(tiny.model(activation="squared_relu"))
+        train(tiny_config(tmp_path, model__activation="squared_relu"), str(tmp_path / "run"))
+        t2t_jax.load(str(tmp_path / "run"))
+    code, _, errors = command("--mode=translate", f"--workdir={tmp_path}/run", stdin=b"one two\n")
+    assert code == 2 and errors == (
+        "error: model.activation: unknown value 'squared_relu'; known: relu, swish, gelu; one of your own needs the "
+        "script that adds it, to read its runs too (CONTRIBUTING.md)\n"
+    )
+
+
 def test_every_recipe_touches_at_most_three_files():
     rows = re.findall(r"^\| (a[^|]*) \| (.*) \|$", PAGE, flags=re.M)
-    assert len(rows) == 10
+    assert len(rows) == 11
     for what, touched in rows:
         assert 1 <= len(touched.split(" · ")) <= 3, what

@@ -111,7 +111,7 @@ def choose_corpus(name: str, corpora: Mapping[str, CorpusReader]) -> str:
     """The entry of `corpora` that `name`, the value of `data.corpus`, means; refuses unknown names."""
     if name.startswith(tfds_corpora.PREFIX) and _TFDS in corpora:
         return _TFDS
-    return choice("data.corpus", name, corpora)
+    return choice("data.corpus", name, corpora, is_open=True)
 
 
 # --- Text --------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class StoreSettings:
     cleaning: cleaning.Rules
 
     def __post_init__(self):
-        choice("data.task", self.task, TASKS)
+        choice("data.task", self.task, TASKS, is_open=True)
         choice("data.vocab_kind", self.vocab_kind, ["bpe", "unigram"])
         check_ranges(_RANGES, self, "data.")
         if self.source_vocab_size != 0:

@@ -64,9 +64,9 @@ class TransformerConfig:
                 "model.share_embeddings must be False where the source has a vocabulary of its own; got True"
             )
         check_ranges({name: allowed for name, allowed in ranges.items() if allowed}, self, "model.")
-        choice("model.activation", self.activation, ACTIVATIONS)
-        choice("model.attention", self.attention, ATTENTIONS)
-        choice("model.positions", self.positions, POSITIONS)
+        choice("model.activation", self.activation, ACTIVATIONS, is_open=True)
+        choice("model.attention", self.attention, ATTENTIONS, is_open=True)
+        choice("model.positions", self.positions, POSITIONS, is_open=True)
         choice("model.norm", self.norm, ["post", "pre"])
         if self.positions in ("sinusoidal", "t2t") and self.d_model % 2:
             raise InputError(f"model.d_model must be even for {self.positions} positions; got {self.d_model}")

@@ -74,8 +74,8 @@ def check_config(config: ConfigDict) -> None:
     check_r_drop(config)
     check_machine(config)
     check_decoding(config)
-    choice("optimizer.name", config.optimizer.name, OPTIMIZERS)
-    choice("optimizer.schedule", config.optimizer.schedule, SCHEDULES)
+    choice("optimizer.name", config.optimizer.name, OPTIMIZERS, is_open=True)
+    choice("optimizer.schedule", config.optimizer.schedule, SCHEDULES, is_open=True)
     choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
     choice("train.on_nonfinite", config.train.on_nonfinite, ["halt", "skip"])
     choice("evaluate.dtype", config.evaluate.dtype, ["float32", "bfloat16"])
@@ -91,7 +91,7 @@ def check_data(config: ConfigDict) -> None:
     settings, task = StoreSettings.of(config.data), task_of(config.data)
     choose_corpus(config.data.corpus, task.corpora)
     choice("data.bucketing", config.data.bucketing, BUCKETINGS)
-    choice(f"task {config.data.task}: metric", task.metric, METRICS)
+    choice(f"task {config.data.task}: metric", task.metric, METRICS, is_open=True)
     if not settings.is_joint and config.model.share_embeddings:
         raise InputError(
             "model.share_embeddings=True needs one vocabulary; set it to False, or leave data.source_vocabulary and "
