@@ -21,7 +21,6 @@ from t2t_jax import command_line, huge_pages, signals
 from t2t_jax.command_line import (
     checkpoint,
     config_of,
-    expand_users,
     number_range,
     overrides_of,
     required,
@@ -335,7 +334,6 @@ def main(argv: list[str]) -> int:
             print(__doc__, args.get_help(include_special_flags=False), sep="\n")
         else:
             refuse_unused(args)
-            expand_users(args)
             MODES[args.mode](args)
 
     return exit_code_of(run)

@@ -103,13 +103,6 @@ def refuse_unused(
             raise InputError(f"--{name} has no effect with --{excluded_by[name]}; leave out one of them")
 
 
-def expand_users(args: flags.FlagValues) -> None:
-    """Puts the home folder for a leading ~ into the paths of runs, which the shell leaves in --workdir=~/RUN."""
-    for name in ("workdir", "init_from"):
-        if args[name].value:
-            args[name].value = ",".join(map(os.path.expanduser, args[name].value.split(",")))
-
-
 def required(args: flags.FlagValues, name: str) -> Any:
     """The value of a flag that this mode requires."""
     if args[name].value in (None, ""):

@@ -1,6 +1,7 @@
-"""Run folders in an object store (object_store.py), by URL: copied to this machine for as long as they are used."""
+"""The paths of run folders; those by URL, in an object store (object_store.py), are copied to this machine for use."""
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 
@@ -27,6 +28,14 @@ def needed_to_read(step: int | str | None) -> Select:
         return [name for name in names if "/" not in name or found.get(name) == wanted]
 
     return select
+
+
+def run_paths(field: str, paths: str | os.PathLike) -> str:
+    """One path, or several with commas between, with the home folder in place of a leading ~; refuses an empty one."""
+    given = os.fspath(paths).split(",")
+    if "" in given:
+        raise InputError(f"{field}: an empty path; give that of a run folder, such as runs/quickstart")
+    return ",".join(map(os.path.expanduser, given))
 
 
 @contextlib.contextmanager
@@ -63,7 +72,8 @@ def local_run(path: str, select: Select = everything, *, trains: bool = False) -
 
 
 @contextlib.contextmanager
-def local_runs(paths: str, select: Select = everything) -> Iterator[str]:
+def local_runs(paths: str | os.PathLike, select: Select = everything) -> Iterator[str]:
     """`local_run` of each of the folders, separated by commas."""
+    each = run_paths("workdir", paths).split(",")
     with contextlib.ExitStack() as stack:
-        yield ",".join(stack.enter_context(local_run(path, select))[0] for path in paths.split(","))
+        yield ",".join(stack.enter_context(local_run(path, select))[0] for path in each)

@@ -1,12 +1,14 @@
 """`--init_from`: training starts from another run's weights, with its vocabulary and a fresh optimiser."""
 
 import shutil
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import main
+import t2t_jax
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import read_object, write_object
@@ -104,6 +106,18 @@ def command(directory, init_from, *flags):
     )
     paths = {"config": directory / "config.py", "workdir": directory / "run", "init_from": init_from}
     return ["main.py", *(f"--{name}={path}" for name, path in paths.items()), *flags]
+
+
+def test_a_path_is_a_str_or_a_path_perhaps_of_the_home_folder_and_not_empty(pretrained, tmp_path, monkeypatch):
+    """Shells leave a leading ~ in --workdir=~/run."""
+    monkeypatch.setenv("HOME", str(pretrained.parent))
+    result = train(config_of(tmp_path, train__train_steps=2), tmp_path / "run", init_from="~/run")
+    assert result["init_from"] == f"{pretrained}, averaged checkpoint 6"
+    assert len(t2t_jax.load(f"~/run,{pretrained}").ensemble) == 2
+    assert t2t_jax.restore(Path("~/run")).step == 6
+    for use_empty in (lambda: train(config_of(tmp_path), ""), lambda: t2t_jax.load("~/run,")):
+        with pytest.raises(InputError, match="workdir: an empty path; give that of a run folder"):
+            use_empty()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import main
 from configs import base_ende
-from t2t_jax.command_line import config_of, expand_users
+from t2t_jax.command_line import config_of
 from t2t_jax.decoding.search_options import EARLY_STOPS
 from t2t_jax.errors import InputError, StopError
 from t2t_jax.files import flat
@@ -54,17 +54,6 @@ def test_a_flag_that_the_mode_does_not_use_is_refused(mode):
             parse(f"--mode={mode}", f"--{name}={values.get(name, '1')}")
     for name in set(main.FLAGS_OF[mode]) - main._NEEDS.keys():
         parse(f"--mode={mode}", f"--{name}={values.get(name, '1')}")
-
-
-def test_a_leading_tilde_in_the_path_of_a_run_is_the_home_folder(monkeypatch):
-    """Shells leave it in --workdir=~/run."""
-    monkeypatch.setenv("HOME", "/home/me")
-    args = parse("--mode=translate", "--workdir=~/a,s3://bucket/~/b,~/c,d/~")
-    expand_users(args)
-    assert args.workdir == "/home/me/a,s3://bucket/~/b,/home/me/c,d/~"
-    args = parse(QUICKSTART, "--workdir=~/a", "--init_from=~/b")
-    expand_users(args)
-    assert (args.workdir, args.init_from) == ("/home/me/a", "/home/me/b")
 
 
 def test_a_preset_changes_all_fields_but_those_of_flags():

@@ -31,10 +31,7 @@ class TrainedModel(NamedTuple):
 
 def restore_all(path: str | Path, step: int | str | None) -> list[TrainedModel]:
     """`restore` of each of the folders, separated by commas: an ensemble, of one task, direction and vocabulary."""
-    paths = str(path).split(",")
-    if "" in paths:
-        raise InputError(f"workdir: {str(path)!r} names a run that is empty; put one comma between two runs")
-    members = [restore(member, step) for member in paths]
+    members = [restore(member, step) for member in str(path).split(",")]
     first = members[0]
     for member in members[1:]:
         _check_same_task(first.run, member.run)

@@ -18,7 +18,7 @@ def run_folders(workdir: str | Path, step: int | str | None = None) -> Iterator[
     `workdir` is a run folder or several with commas between, as `load` takes it; of a URL, checkpoint `step` is read.
     """
     with contextlib.ExitStack() as stack:
-        paths = stack.enter_context(local_runs(str(workdir), needed_to_read(step))).split(",")
+        paths = stack.enter_context(local_runs(workdir, needed_to_read(step))).split(",")
         for index, path in enumerate(paths):
             if is_marian(path):
                 folder = stack.enter_context(temporary_folder()) / Path(path).resolve().name  # of "." and ".." too

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -16,7 +17,7 @@ from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import evaluate
 from t2t_jax.files import is_url
 from t2t_jax.model.flops import training_flops
-from t2t_jax.remote_run import local_run
+from t2t_jax.remote_run import local_run, run_paths
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import engine
 from t2t_jax.training.agreement import check_state
@@ -33,9 +34,9 @@ from t2t_jax.training.watchdog import Watchdog
 
 def train(
     config: ConfigDict,
-    workdir: str,
+    workdir: str | os.PathLike,
     profile_steps: tuple[int, int] | None = None,
-    init_from: str = "",
+    init_from: str | os.PathLike = "",
     overrides: Collection[str] = (),
 ) -> dict[str, Any]:
     """Trains `config` in `workdir`, from its last checkpoint if it has one; evaluates and returns result.json.
@@ -45,6 +46,7 @@ def train(
     starts from the weights of the run `init_from`, if that is given, with its sizes and vocabularies in place of the
     config's; a field in `overrides`, such as "model.d_ff", is refused instead where it differs.
     """
+    workdir, init_from = run_paths("workdir", workdir), init_from and run_paths("--init_from", init_from)
     if "," in workdir:
         raise InputError(f"workdir: {workdir}: a comma separates the runs of an ensemble; give a path without one")
     if not init_from:

@@ -18,7 +18,6 @@ from t2t_jax.decoding.ensemble import Ensemble
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.search_options import SearchOptions
 from t2t_jax.decoding.search_state import length_penalty
-from t2t_jax.decoding.trained_model import restore_all
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.interop.workdir import run_folders
@@ -165,8 +164,8 @@ def test_an_ensemble_averages_probabilities(translator):
 
 
 def test_a_comma_without_a_run_is_refused_and_a_plain_run_needs_no_temporary_folder(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="workdir: 'RUN,' names a run that is empty"):
-        restore_all("RUN,", None)
+    with pytest.raises(InputError, match="workdir: an empty path"), run_folders("RUN,"):
+        pass
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with run_folders(tmp_path) as run:
         assert run == str(tmp_path)
