@@ -22,9 +22,10 @@ from t2t_jax.checkpoints import Checkpoints, average_run
 from t2t_jax.data.batching import Batches
 from t2t_jax.errors import DamagedError, InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import evaluate_run
-from t2t_jax.files import read_object, sha256
+from t2t_jax.files import read_object, sha256, write_object
 from t2t_jax.training.loop import every, train
 from t2t_jax.training.optimizer import SCHEDULES
+from tests.data import toy_corpus
 from tests.interop import models
 from tests.runs import tiny_config
 
@@ -237,12 +238,30 @@ def test_a_refused_resume_names_the_field_and_changes_nothing(finished, changes,
 
 def test_resuming_with_other_text_under_the_same_names_is_refused(finished):
     config = tiny_config(finished, train__train_steps=8)
+    write_object(finished / "run/config.json", config.to_dict())  # the copy has other names
     with (finished / "train.en").open("a") as en, (finished / "train.de").open("a") as de:
         en.write("one\n"), de.write("eins\n")
     before = contents(finished / "run")
-    with pytest.raises(InputError, match="was trained with other (vocabulary|data)"):
+    with pytest.raises(InputError, match=r"was trained with other (vocabulary|data) \(files of the same names have ch"):
         train(config, str(finished / "run"))
     assert contents(finished / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("split", "what", "score"), [("test", "data", ", score other text by --mode=evaluate"), ("train", "vocabulary", "")]
+)
+def test_resuming_with_other_files_names_their_field_and_what_would_work(finished, split, what, score):
+    run, ours = finished / "run", read_object(finished / "run/config.json")["data"]
+    other = toy_corpus.write(finished / "other", toy_corpus.pairs(30, 9))
+    config = tiny_config(finished, **{f"data__{field}": ours[field] for field in ("train", "dev", "test")})
+    config.data[split] = other
+    with pytest.raises(InputError) as refused:
+        train(config, str(run))
+    assert str(refused.value) == (
+        f"workdir: checkpoint 6 of {run} was trained with other {what} (data.{split} is {other!r} and was "
+        f"{ours[split]!r}); give that back{score}, or choose another --workdir, with --init_from={run} to start from "
+        "its weights"
+    )
 
 
 def test_a_trained_folder_without_checkpoints_is_refused_and_never_retrained(finished):

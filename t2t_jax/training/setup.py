@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from t2t_jax.data.batching import Batches
+from t2t_jax.data.corpora import SPLITS
 from t2t_jax.data.mixture import Mixture
 from t2t_jax.data.preparation import open_store
 from t2t_jax.data.task import Task, task_of
@@ -148,17 +149,28 @@ def restore_or_init(
             say(f"starting from the weights of {start.name}")
             state = state._replace(params=jax.device_put(start.params, layout.params))
         return state, {"init_from": start.name} if start else {}
-    for name, value in belongs_to.items():
-        if found.metadata.get(name) != value:
-            raise InputError(
-                f"workdir: checkpoint {found.step} of {run.path} was trained with other {name}; give that back, or "
-                "choose another --workdir"
-            )
+    _check_lineage(found, run, experiment)
     _check_start(found, run, start)
     _check_plan(found, experiment)
     say(f"resuming from step {found.step:,}")
     step = jax.device_put(jnp.asarray(found.step, jnp.int32), layout.step)
     return TrainState(step, found.params, found.optimizer), found.metadata["progress"]
+
+
+def _check_lineage(found: Checkpoint, run: RunFolder, experiment: Experiment) -> None:
+    """Refuses to resume with other data; names the fields whose values have changed, as only these may have moved."""
+    other = next((name for name, value in experiment.lineage.items() if found.metadata.get(name) != value), None)
+    if other is None:
+        return
+    before, data = run.config["data"], experiment.config.data
+    fields = [field for field in ("vocabulary", "source_vocabulary", *SPLITS) if data[field] != before[field]]
+    changed = ", ".join(f"data.{field} is {data[field]!r} and was {before[field]!r}" for field in fields)
+    score = ", score other text by --mode=evaluate" if fields and {*fields} <= {"dev", "test"} else ""
+    raise InputError(
+        f"workdir: checkpoint {found.step} of {run.path} was trained with other {other} "
+        f"({changed or 'files of the same names have changed'}); give that back{score}, or choose another --workdir, "
+        f"with --init_from={run.path} to start from its weights"
+    )
 
 
 def _check_start(found: Checkpoint, run: RunFolder, start: Pretrained | None) -> None:
