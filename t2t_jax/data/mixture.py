@@ -37,8 +37,8 @@ class Mixture:
     def slot_lengths(self, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The lengths of the slots for pairs of these lengths, where a group is all pairs of equal lengths.
 
-        Of a text with a fractional weight w, each n pairs of similar lengths share n·w slots, about a whole number, that
-        are as long as the longest of them: most slots for rare lengths would be empty otherwise.
+        Of a text with a fractional weight w, each n pairs of similar lengths share n·w slots, about a whole number,
+        that are as long as the longest of them: most slots for rare lengths would be empty otherwise.
         """
         sides = source.copy(), target.copy()
         for pairs, weight in self._texts:
