@@ -142,11 +142,30 @@ def test_every_gradient_is_all_reduced_once_in_float32_behind_all_loops(monkeypa
     )
 
 
-@pytest.mark.parametrize("field", ["dropout", "attention_dropout"])
-def test_the_compared_model_uses_both_kinds_of_dropout(one, field):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__dropout": 0.0},
+        {"model__attention_dropout": 0.0},
+        {"train__label_smoothing": 0.0},
+        {"train__r_drop": 5.0},
+    ],
+    ids=str,
+)
+def test_the_compiled_step_has_the_dropout_and_the_loss_of_the_config(one, changes):
     config, store, (losses, _) = one
-    without, _ = train(changed(config, **{f"model__{field}": 0.0}), store, 1)
-    assert not np.allclose(without, losses, rtol=1e-4)
+    others, _ = train(changed(config, **changes), store, 1)
+    assert not np.isclose(others[0], losses[0], rtol=1e-4), "the same, of the same weights and batch"
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_model_is_rematerialised_as_the_config_says(one, remat):
+    config, store, _ = one
+    model = make_model(changed(config, machine__remat=remat), store, sharding.make_mesh(jax.devices()[:1]))
+    ids = jnp.ones((1, 2), jnp.int32)
+    variables = jax.eval_shape(model.init, jax.random.key(0), ids, ids)
+    program = jax.make_jaxpr(lambda variables: model.apply(variables, ids, ids))(variables)
+    assert ("remat" in str(program) or "checkpoint" in str(program)) is remat
 
 
 def test_the_state_is_sharded_over_the_devices(one):

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from t2t_jax.data.preparation import open_store
+from t2t_jax.model.config import TransformerConfig
+from t2t_jax.model.flops import training_flops
 from t2t_jax.training.loop import train
 from t2t_jax.training.setup import make_batches
 from tests.data import toy_corpus
@@ -24,13 +26,16 @@ def test_dev_evaluations_decode_as_many_sentences_as_asked_for_which_a_resumed_r
     assert "sacrebleu" in result["dev"], "at the end all is decoded"
 
 
-def test_the_logged_padding_is_that_of_both_sides_of_the_batches_since_the_last_entry(tmp_path):
-    config = tiny_config(tmp_path, train__train_steps=4)
+def test_a_run_counts_the_padding_of_both_sides_and_the_operations_of_both_passes(tmp_path):
+    config = tiny_config(tmp_path, train__train_steps=4, train__r_drop=5.0, data__num_buckets=1)
     uneven = [(f"{source} {source}", target) for source, target in toy_corpus.pairs(300, 0)]
     toy_corpus.write(tmp_path / "train", uneven)
-    train(config, str(tmp_path / "run"))
+    result = train(config, str(tmp_path / "run"))
+    store = open_store(config.data)
+    batches, shape = make_batches(config, store), TransformerConfig(**store.vocabularies.sizes, **config.model)
+    flops = [training_flops(shape, *batches.lengths(batches.pairs(step)[0])) for step in range(4)]
+    assert result["training_flops"] == pytest.approx(2 * sum(flops))
     logged = [json.loads(line)["padding"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    batches = make_batches(config, open_store(config.data))
     for found, steps in zip(logged, ((0, 1), (2, 3)), strict=True):
         ids = np.concatenate([batches[step][side].ravel() for step in steps for side in ("inputs", "targets")])
         assert found == pytest.approx(np.mean(ids == 0), abs=1e-9)
