@@ -58,6 +58,15 @@ def test_it_learns_and_an_interrupted_run_resumes_exactly(pretrained, tmp_path):
     assert read_object(pretrained / "result.json")["init_from"] == ""
 
 
+def test_a_resumed_run_whose_text_is_normalised_does_not_prepare_its_data_again(pretrained, tmp_path):
+    for steps in (1, 2):
+        config = config_of(tmp_path, train__train_steps=steps)
+        config.data.cleaning.lowercase = True
+        train(config, str(tmp_path / "run"), init_from=str(pretrained))
+    assert len(list((tmp_path / "stores").glob("files-*"))) == 1
+    assert restore(tmp_path / "run").vocabularies.target.lowercases
+
+
 def test_a_run_that_has_started_from_other_weights_is_not_resumed(pretrained, tmp_path):
     config = tiny_config(tmp_path, model__norm="pre", train__train_steps=2)
     train(config, str(tmp_path / "run"))

@@ -1,6 +1,7 @@
 """Fine-tuning: training that starts from the weights of another run, with a fresh optimiser (`--init_from`)."""
 
 import copy
+import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +11,10 @@ from ml_collections import ConfigDict
 
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
+from t2t_jax.data import cleaning
 from t2t_jax.data.preparation import local_directory
 from t2t_jax.data.task import Vocabularies
+from t2t_jax.data.tokenizer import add_normalization
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import flat, is_url, write_bytes
@@ -90,21 +93,25 @@ def pretrained(config: ConfigDict, path: str) -> tuple[ConfigDict, Pretrained]:
 def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabularies, path: str) -> ConfigDict:
     """`config` with the sizes of `model` and these vocabularies, which are copied below `data.directory`.
 
-    Dropout alone stays that of `config`.
+    The copies have the normalisation rules of `data.cleaning`, as the run's own vocabularies will: when it is resumed,
+    the names of the copies, and so that of the token store, are the same. Dropout alone stays that of `config`.
     """
     config = copy.deepcopy(config)
     config.model.update({name: value for name, value in model.items() if name not in _KEPT})
     directory = local_directory(config.data.directory) / "vocabularies"
+    replace = cleaning.replacements(cleaning.Rules(**config.data.cleaning))
     sides = {"vocabulary": vocabularies.target}
     if not vocabularies.is_joint:
         sides["source_vocabulary"] = vocabularies.source
     with sharding.main_first("vocabularies"):
         for field, side in sides.items():
             _check_same(f"data.{field}", config.data[field], side.model, path)
-            config.data[field] = str(directory / f"{side.checksum[:16]}.model")
-            if not Path(config.data[field]).is_file():
+            normalizing = add_normalization(side.model, replace, f"the vocabulary of --init_from={path}")
+            copied = directory / f"{hashlib.sha256(normalizing).hexdigest()[:16]}.model"
+            config.data[field] = str(copied)
+            if not copied.is_file():
                 directory.mkdir(parents=True, exist_ok=True)
-                write_bytes(Path(config.data[field]), side.model)
+                write_bytes(copied, normalizing)
     config.data.vocab_size = len(vocabularies.target)
     config.data.source_vocab_size = 0 if vocabularies.is_joint else len(vocabularies.source)
     return config
