@@ -176,6 +176,11 @@ FLAGS_OF = {
 _NEEDS = dict.fromkeys(("seed", *_SAMPLING), "sample") | {"diversity": "groups"}
 # The flag with which each of these has no effect.
 _EXCLUDED_BY = dict.fromkeys(("beam_size", "early_stop"), "sample")
+# What to do instead of giving a mode a flag that it does not use.
+_INSTEAD = {
+    ("translate", "source"): "give the text on standard input: < FILE",
+    ("translate", "output"): "the translations go to standard output: > FILE",
+}
 
 
 def define_flags(argv: list[str]) -> flags.FlagValues:
@@ -284,7 +289,7 @@ def parse(argv: list[str]) -> flags.FlagValues:
 
 def refuse_unused(args: flags.FlagValues) -> None:
     """Refuses flags that have no effect in the mode."""
-    command_line.refuse_unused(args, FLAGS_OF, _NEEDS, _EXCLUDED_BY)
+    command_line.refuse_unused(args, FLAGS_OF, _NEEDS, _EXCLUDED_BY, _INSTEAD)
     if args.n_best > 1 and args.output_format == "text":
         raise InputError(f"--n_best={args.n_best} needs --output_format=jsonl; text has one translation a line")
 

@@ -84,17 +84,19 @@ def refuse_unused(
     flags_of: Mapping[str, Collection[str]],
     needs: Mapping[str, str],
     excluded_by: Mapping[str, str],
+    instead: Mapping[tuple[str, str], str],
 ) -> None:
     """Refuses flags that have no effect.
 
     `flags_of` are the flags of each mode. A flag of `needs` has no effect without the other, one of `excluded_by` none
-    with the other.
+    with the other. `instead` says what to do instead of giving a mode a flag.
     """
     given = {name.partition(".")[0] for name in args if args[name].present} - {"mode", "help", "h"}
     for name in sorted(given):
         if name not in flags_of[args.mode]:
             modes = " or ".join(mode for mode, names in flags_of.items() if name in names)
-            raise InputError(f"--{name} is not used by --mode={args.mode}; it is for --mode={modes}")
+            hint = f"; {instead[args.mode, name]}" if (args.mode, name) in instead else ""
+            raise InputError(f"--{name} is not used by --mode={args.mode}; it is for --mode={modes}{hint}")
         if name in needs and (needed := args[needs[name]]).value == needed.default:
             if needed.present:
                 raise InputError(f"--{name} has no effect with --{needed.name}={needed.value}; leave out both")

@@ -30,6 +30,9 @@ except ImportError:
     from backports import zstd
 
 COMPRESSIONS = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": zstd.open}  # by the end of a file's name
+# How compressed data begin: of which kind they are, and what unpacks them.
+_MAGIC = {b"\x1f\x8b": ("gzip", "zcat"), b"BZh": ("bzip2", "bzcat"), b"\xfd7zXZ": ("xz", "xzcat"),
+          b"\x28\xb5\x2f\xfd": ("zstd", "zstdcat")}  # fmt: skip
 _CHECKSUM = "checksum"  # the key under which a JSON object holds the SHA-256 of everything else in it
 
 LONGEST_LINE = 10 << 20  # bytes
@@ -57,6 +60,9 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
         try:
             yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
+            for magic, (kind, program) in _MAGIC.items():
+                if number == 1 and line.startswith(magic):
+                    raise InputError(f"{name}, line 1: not text, but {kind}; unpack it: {program} FILE | …") from None
             raise InputError(
                 f"{name}, line {number}: not valid UTF-8 (byte {line[error.start]:#04x}); convert it to UTF-8"
             ) from None

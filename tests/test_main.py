@@ -1,7 +1,9 @@
 """The modes of main.py: results on standard output, one line for every mistake, the exit codes of its docstring."""
 
+import bz2
 import gzip
 import json
+import lzma
 import math
 import os
 import re
@@ -17,7 +19,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import t2t_jax
 from t2t_jax.checkpoints import Checkpoints
-from t2t_jax.files import read_object, write_object
+from t2t_jax.files import read_object, write_object, zstd
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
 from tests.interop import models
@@ -82,7 +84,8 @@ def run(tmp_path_factory):
         ([QUICKSTART, "--config.model=big"], "--config.model: is a section of the config; give a field of it"),
         ([QUICKSTART, "--train.train_steps=5"], "no such flag; did you mean --config.train.train_steps?"),
         (["--config=README.md"], "--config=README.md: must be a Python file"),
-        (["--mode=translate", "--workdir=WORK", "--source=FILE"], "--source is not used by --mode=translate"),
+        (["--mode=translate", "--workdir=WORK", "--source=FILE"], "; give the text on standard input: < FILE"),
+        (["--mode=translate", "--workdir=WORK", "--output=FILE"], "; the translations go to standard output: > FILE"),
         ([QUICKSTART, "--workdir=WORK", "--beam_size=3"], "--beam_size is not used by --mode=train"),
         ([QUICKSTART, "--workdir=WORK", "--process_id=1"], "several processes need --coordinator and --num_processes"),
     ],
@@ -254,6 +257,10 @@ def test_translate_jsonl_has_every_field(command, run):
         (["--step=5"], b"one\n", "has no checkpoint 5; it has 2, 4, 6"),
         (["--step=newest"], b"one\n", "--step=newest: must be the step of a checkpoint, last or averaged"),
         (["--output_format=json"], b"one\n", "--output_format=json"),
+        ([], gzip.compress(b"one\n"), "standard input, line 1: not text, but gzip; unpack it: zcat FILE | …"),
+        ([], bz2.compress(b"one\n"), "standard input, line 1: not text, but bzip2; unpack it: bzcat FILE | …"),
+        ([], lzma.compress(b"one\n"), "standard input, line 1: not text, but xz; unpack it: xzcat FILE | …"),
+        ([], zstd.compress(b"one\n"), "standard input, line 1: not text, but zstd; unpack it: zstdcat FILE | …"),
         ([], b"one\ntwo\nthr\xe9e\n", "standard input, line 3: not valid UTF-8 (byte 0xe9)"),
     ],
 )
