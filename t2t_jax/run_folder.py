@@ -101,7 +101,7 @@ class RunFolder:
         """A run that exists; refuses other folders."""
         run = cls(path)
         if not run._config.is_file():
-            raise InputError(f"workdir: {path} is not a run folder (no config.json); train one with --config=…")
+            raise InputError(f"workdir: {_why_no_run(run.path)}")
         return run
 
     @classmethod
@@ -279,6 +279,19 @@ class RunFolder:
         """Releases the lock of the folder."""
         if self._lock:
             self._lock.close()
+
+
+def _why_no_run(path: Path) -> str:
+    """What is wrong with the path of a run, with the run that it is a part of, or one of those that are in it."""
+    if not path.exists():
+        return f"no folder {path}; train a run there with --config=…"
+    has_config = lambda folder: (folder / "config.json").is_file()
+    advice = "train one with --config=…"
+    if run := next(filter(has_config, path.parents[:2]), None):
+        advice = f"give its run, {run}"
+    elif run := next(filter(has_config, sorted(path.glob("*"))), None):
+        advice = f"give one of its runs, such as {run}"
+    return f"{path} is not a run folder (no config.json); {advice}"
 
 
 def has_effect(field: str) -> bool:

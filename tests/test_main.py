@@ -54,7 +54,7 @@ def run(tmp_path_factory):
         (["--mode=transalte"], "--mode=transalte"),
         (["--moed=train"], "moed"),
         (["train"], "unexpected argument 'train'"),
-        (["--mode=translate", "--workdir=WORK"], "is not a run folder (no config.json)"),
+        (["--mode=translate", "--workdir=WORK"], "work; train a run there with --config=…"),
         (["--mode=prepare"], "--mode=prepare needs --config"),
         (["--config", "configs/quickstrat.py"], "--config=configs/quickstrat.py: no such file"),
         (["--config", "configs/quickstart.py"], "--mode=train needs --workdir"),

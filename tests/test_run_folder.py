@@ -231,9 +231,28 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path):
     RunFolder.start(tmp_path, CONFIG).close()
 
 
-def test_a_folder_without_config_json_is_refused(tmp_path):
-    with pytest.raises(InputError, match="is not a run folder"):
-        RunFolder.open(tmp_path)
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("empty", "train one with --config=…"),
+        ("base/seed_1/checkpoints/40", "give its run, {root}/base/seed_1"),
+        ("base", "give one of its runs, such as {root}/base/seed_0"),
+    ],
+)
+def test_a_folder_without_config_json_is_refused_with_the_run_that_may_be_meant(tmp_path, path, advice):
+    for folder in ("empty", "base/seed_0", "base/seed_1/checkpoints/40"):
+        (tmp_path / folder).mkdir(parents=True)
+    for seed in ("seed_0", "seed_1"):
+        (tmp_path / "base" / seed / "config.json").write_text("{}")
+    with pytest.raises(InputError) as refused:
+        RunFolder.open(tmp_path / path)
+    expected = f"workdir: {tmp_path}/{path} is not a run folder (no config.json); {advice.format(root=tmp_path)}"
+    assert str(refused.value) == expected
+
+
+def test_a_folder_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(InputError, match=f"^workdir: no folder {tmp_path}/none; train a run there with --config=…$"):
+        RunFolder.open(tmp_path / "none")
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,10 @@ def _side(name: str, plain: Path, sides: list[Path]) -> Path:
     found = [path for suffix in ("", *COMPRESSIONS) if (path := Path(f"{plain}{suffix}")).is_file()]
     if not found:
         also = f"{', '.join([*COMPRESSIONS][:-1])} or {[*COMPRESSIONS][-1]}"
-        raise InputError(
-            f"{name}: no file {plain}; the PREFIX stands for {sides[0]} and {sides[1]}, each may also end with {also}"
-        )
+        advice = f"the PREFIX stands for {sides[0]} and {sides[1]}, each may also end with {also}"
+        if (end := Path(plain.stem).suffix) in [side.suffix for side in sides]:
+            advice = f"leave out {end}, the name is a PREFIX"
+        raise InputError(f"{name}: no file {plain}; {advice}")
     if len(found) > 1:
         raise InputError(f"{name}: {found[0]} and {found[1]} are there; keep one of the two")
     return found[0]

@@ -209,7 +209,7 @@ def test_bad_input_gives_one_line_and_writes_nothing(tmp_path, capsys):
     shutil.copytree(run, tmp_path / "sweep/base/seed_0")
     output = f"--output={tmp_path}/new.png"
     for arguments, code, message in [
-        ([tmp_path / "absent", output], 2, "absent is not a run folder"),
+        ([tmp_path / "absent", output], 2, f"no folder {tmp_path}/absent"),
         ([tmp_path / "no_config", output], 2, "no_config is not a run folder"),
         (
             [tmp_path / "sweep", output],
