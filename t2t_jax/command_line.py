@@ -206,6 +206,7 @@ def reason_of(error: flags.Error, path: str | None) -> str:
     if "Traceback (most recent call last)" in text:  # of the config file, as ml_collections reports a wrong type
         return f"--config={path}: {on_one_line(text.splitlines()[-1])}"
     text = re.sub(r"invalid literal for int\(\) with base 10: .*", "must be a whole number", on_one_line(text))
+    text = re.sub("could not convert string to float: .*", "must be a number", text)
     if text.startswith("Unknown command line flag") and "Did you mean" not in text:
         text += "; --help lists all"
     return re.sub(r"\('Non-boolean argument to boolean flag', .*\)", "must be True or False", text)

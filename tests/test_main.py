@@ -250,6 +250,7 @@ def test_translate_jsonl_has_every_field(command, run):
     ("arguments", "stdin", "message"),
     [
         (["--n_best=9", "--output_format=jsonl"], b"one\n", "n_best must be between 1 and beam_size=4; got 9"),
+        (["--alpha=x"], b"one\n", "--alpha=x: must be a number"),
         (["--beam_size=100000"], b"one\n", "beam_size must be at least 1 and at most 256; got 100000"),
         (["--beam_size=0"], b"one\n", "beam_size must be at least 1 and at most 256; got 0"),
         (["--alpha=nan"], b"one\n", "alpha must be finite, at least 0 and at most 10; got nan"),

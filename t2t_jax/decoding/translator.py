@@ -439,7 +439,11 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
 def check_options(
     *, max_extra_length: int = 0, constrained: bool = False, split_sentences: bool = False, **options: Any
 ) -> SearchOptions:
-    """The options of the search in those of `Translator.translate`; refuses what makes no sense for any task."""
+    """The options of the search in those of `Translator.translate`; refuses what does not exist or makes no sense."""
+    known = [field.name for field in dataclasses.fields(SearchOptions)]
+    known += ["max_extra_length", "prefixes", "constrained", "split_sentences", "seed"]
+    for name in options:
+        choice("option of translate", name, known)
     search = SearchOptions(**options)
     if not isinstance(split_sentences, bool):
         raise InputError(f"split_sentences must be True or False; got {shown(split_sentences)}")

@@ -39,6 +39,12 @@ def close(a, b):
     np.testing.assert_allclose([h.log_prob for h in a], [h.log_prob for h in b], atol=1e-3, rtol=1e-5)
 
 
+def test_an_option_that_does_not_exist_is_refused_with_the_nearest(translator):
+    refused = "option of translate: unknown value 'beam_sise'; did you mean 'beam_size'\\? known: beam_size, .*, seed$"
+    with pytest.raises(InputError, match=refused):
+        translator.translate(["one"], beam_sise=4)
+
+
 def test_a_sentence_has_the_same_translation_alone_and_in_any_batch(translator):
     together = translator.translate(SENTENCES, n_best=2, max_extra_length=6)
     for sentence, found in zip(SENTENCES, together, strict=True):
