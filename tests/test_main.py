@@ -258,7 +258,7 @@ def test_translate_jsonl_has_every_field(command, run):
         (["--step=5"], b"one\n", "has no checkpoint 5; it has 2, 4, 6"),
         (["--step=newest"], b"one\n", "--step=newest: must be the step of a checkpoint, last or averaged"),
         (["--output_format=json"], b"one\n", "--output_format=json"),
-        ([], gzip.compress(b"one\n"), "standard input, line 1: not text, but gzip; unpack it: zcat FILE | …"),
+        ([], gzip.compress(b"one\n", mtime=0), "standard input, line 1: not text, but gzip; unpack it: zcat FILE | …"),
         ([], bz2.compress(b"one\n"), "standard input, line 1: not text, but bzip2; unpack it: bzcat FILE | …"),
         ([], lzma.compress(b"one\n"), "standard input, line 1: not text, but xz; unpack it: xzcat FILE | …"),
         ([], zstd.compress(b"one\n"), "standard input, line 1: not text, but zstd; unpack it: zstdcat FILE | …"),
