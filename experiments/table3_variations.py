@@ -73,7 +73,7 @@ def _for_people(row: Row, table: Table) -> list[str]:
 
 def _measured(column: str, value: float, table: Table) -> str:
     if column == "parameters" and value < SMALL_MODEL:
-        return f"{value:.2g}"
+        return f"{value:#.2g}"
     digits = OUR_DIGITS[column] if column != "bleu" or table.is_translation else OTHER_HEADLINE_DIGITS
     return f"{value:.{digits}f}"
 

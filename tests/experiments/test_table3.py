@@ -445,14 +445,14 @@ def test_rows_of_another_experiment_show_no_number_of_the_paper_whatever_their_n
 def test_rows_of_no_config_of_the_folder_are_a_table_of_their_own(tmp_path, capsys):
     """As of a grid, `--rows=base --grid …`, without the paper's rows and columns; a small model has its size."""
     made = [own_row("base_d_ff_8", **{"model.d_ff": 8}), own_row("base_d_ff_16", **{"model.d_ff": 16})]
-    made[0]["parameters"] = 12_345
+    made[0]["parameters"] = 10_345
     folder = records(tmp_path, *made)
     rows, _ = table(capsys, folder)
     assert list(rows) == ["base_d_ff_16", "base_d_ff_8"] and not rows["base_d_ff_8"].keys() & set(PRINTED)
     assert main([folder]) == 0
     out = capsys.readouterr().out
     assert "| steps | PPL (dev) | sacreBLEU (dev) | params ×10⁶ | seeds |" in out
-    assert "| 100,000 | 6.50 | 20.00 | 63.0 | 1 |" in out and "| 6.50 | 20.00 | 0.012 | 1 |" in out
+    assert "| 100,000 | 6.50 | 20.00 | 63.0 | 1 |" in out and "| 6.50 | 20.00 | 0.010 | 1 |" in out
 
 
 def test_averages_of_checkpoints_are_compared_with_one_another_and_not_with_the_paper(tmp_path, capsys):
