@@ -10,8 +10,8 @@ configs/{base,big}_{ende,enfr}.py; fields that were changed are listed under the
 There are two estimates of training cost, which differ several times over; compare each only with itself. "Capacity ×
 time" is the paper's: training time × number of devices × the FLOP/s that one device sustains, known for K80, K40, M40
 and P100 (footnote 5); of a run that was resumed on other devices, the sum over all. For others,
---sustained_tflops=H100=60 sets the sustained TFLOP/s of every device with the word H100 in its name. "Counted" is the
-number of floating-point operations in the matrix products, if the run counted them.
+--sustained_tflops=H100=60 sets the sustained TFLOP/s of every device with H100 in its name. "Counted" is the number
+of floating-point operations in the matrix products, if the run counted them.
 """
 
 import argparse
@@ -60,8 +60,8 @@ def cost_of(record: Record, sustained: dict[str, float]) -> float | None:
 
 
 def _is_device(name: str, device_name: str) -> bool:
-    """Whether `name` is in a device's name as whole words: P100 is in "Tesla P100-SXM2", not in "Quadro P1000"."""
-    return bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", device_name))
+    """Whether a device is of the kind `name`: P100 is "Tesla P100-SXM2", not "Quadro P1000"; K40 is "Tesla K40m"."""
+    return bool(re.search(rf"(?<!\w){re.escape(name)}(?!\d)", device_name))
 
 
 def devices_of(record: Record, hardware: str) -> tuple[int, str]:

@@ -81,6 +81,8 @@ def test_capacity_times_time_needs_the_sustained_flops_of_the_device(tmp_path, c
     p100 = run_folder(tmp_path / "two", hardware="8 × Tesla P100-SXM2-16GB, Python 3.11.4")
     assert as_csv(capsys, p100)[0][OURS["base"]][2] == "3.3e18"
     assert as_csv(capsys, p100, "--sustained_tflops=P100=19")[0][OURS["base"]][2] == "6.6e18"
+    k40m = run_folder(tmp_path / "k40m", hardware="8 × Tesla K40m, Python 3.11.4")
+    assert as_csv(capsys, k40m)[0][OURS["base"]][2]
     for device in ("Quadro P1000", "Quadro M4000", "Quadro K4000", "Quadro GP100"):
         other = run_folder(tmp_path / device, hardware=f"1 × {device}, Python 3.11.4")
         assert as_csv(capsys, other)[0][OURS["base"]][2] == ""
