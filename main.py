@@ -118,6 +118,7 @@ def export(args: flags.FlagValues) -> None:
 
     with run_folders(args) as run:
         export_run(run, format=format, output=output, step=checkpoint(args.step))
+    print(f"exported to {output}", file=sys.stderr)
 
 
 def attention(args: flags.FlagValues) -> None:

@@ -67,7 +67,8 @@ def restore(path: str | Path, step: int | str | None = None) -> TrainedModel:
         raise InputError(
             f"workdir: {files} is not the vocabulary that checkpoint {checkpoint.step} was trained with; copy it back"
         )
-    name = f"{'averaged ' * is_averaged}checkpoint {checkpoint.step}"
+    is_imported = "imported_from" in checkpoint.metadata
+    name = "the imported model" if is_imported else f"{'averaged ' * is_averaged}checkpoint {checkpoint.step}"
     print(f"{original_of(path)}: {name}", file=sys.stderr)
     return TrainedModel(
         run=run,

@@ -38,8 +38,9 @@ def command(capsys, *arguments):
 )
 def test_safetensors_and_config_rebuild_the_model(tmp_path, capsys, make, vocabularies):
     load_file, run = pytest.importorskip("safetensors.numpy").load_file, make(tmp_path / "run")
-    code, output, _ = command(capsys, f"--workdir={run}", "--format=safetensors", f"--output={tmp_path}/out")
+    code, output, errors = command(capsys, f"--workdir={run}", "--format=safetensors", f"--output={tmp_path}/out")
     assert (code, output) == (0, "")
+    assert errors == f"{run}: the imported model\nexported to {tmp_path}/out\n"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "config.json"} | vocabularies
     params = {}
     for name, value in load_file(tmp_path / "out/model.safetensors").items():
@@ -101,7 +102,7 @@ def test_layers_that_a_system_lacks_are_refused(tmp_path, capsys, monkeypatch, f
     code, output, errors = command(capsys, f"--workdir={run}", f"--format={format}", f"--output={tmp_path}/out")
     loaded, *refused = errors.splitlines()
     assert (code, output, refused) == (2, "", [f"error: {message.format(system=system)}"])
-    assert loaded == f"{run}: averaged checkpoint 0" and not list(tmp_path.glob("out*"))
+    assert loaded == f"{run}: the imported model" and not list(tmp_path.glob("out*"))
 
 
 def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
