@@ -23,7 +23,7 @@ from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.languages import base_language
 from t2t_jax.data.ready_vocabulary import ready_vocabulary
-from t2t_jax.data.shards import SHARD_SIZE, Encoding, chunks, join_shards, write_shards
+from t2t_jax.data.shards import SHARD_SIZE, Encoding, chunks, join_shards, refuse_unguarded_script, write_shards
 from t2t_jax.data.task import (
     JOINT_FILE,
     SOURCE_FILE,
@@ -145,6 +145,7 @@ def open_store(data: Mapping[str, Any], on_slurm: Mapping[str, str] | None = Non
 
     With `on_slurm`, the resources of a job, jobs of Slurm write the shards (slurm.py).
     """
+    refuse_unguarded_script()
     settings = StoreSettings.of(data)  # checked before anything is downloaded
     if on_slurm is not None:
         if is_url(data["directory"]):

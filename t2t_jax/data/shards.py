@@ -28,7 +28,7 @@ from t2t_jax.data.corpora import Pair
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.token_store import SIDES, Sentences
 from t2t_jax.data.tokenizer import UNKNOWN
-from t2t_jax.errors import DamagedError, InterruptedRun
+from t2t_jax.errors import DamagedError, InputError, InterruptedRun
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.threads import available_cores
 
@@ -79,8 +79,8 @@ def write_shards(
                 bar.update(count)
     except BrokenProcessPool:
         raise InterruptedRun(
-            "data: a worker process was killed, as the kernel does where memory runs out; the same command does what "
-            "is missing, with less memory on fewer cores"
+            "data: a worker process was killed, as the kernel does where memory runs out, or ended by the error above; "
+            "the same command does what is missing, with less memory on fewer cores"
         ) from None
     return paths
 
@@ -102,6 +102,14 @@ def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, int, list[Pair]]]) -> I
                 done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
                 yield from (future.result() for future in done)
         yield from (future.result() for future in concurrent.futures.as_completed(running))
+
+
+def refuse_unguarded_script() -> None:
+    """Refuses to go on in a worker process that is importing the user's script, which would wait for its parent."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing finds it out itself
+        raise InputError(
+            'worker processes import the script that prepares data; put what it does under if __name__ == "__main__":'
+        )
 
 
 def _end_with_parent() -> None:

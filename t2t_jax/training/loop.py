@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from t2t_jax import sharding, signals
 from t2t_jax.checkpoints import CheckpointWriter
+from t2t_jax.data.shards import refuse_unguarded_script
 from t2t_jax.errors import InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import evaluate
 from t2t_jax.files import is_url
@@ -46,6 +47,7 @@ def train(
     starts from the weights of the run `init_from`, if that is given, with its sizes and vocabularies in place of the
     config's; a field in `overrides`, such as "model.d_ff", is refused instead where it differs.
     """
+    refuse_unguarded_script()
     workdir, init_from = run_paths("workdir", workdir), init_from and run_paths("--init_from", init_from)
     if "," in workdir:
         raise InputError(f"workdir: {workdir}: a comma separates the runs of an ensemble; give a path without one")

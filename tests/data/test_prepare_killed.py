@@ -14,6 +14,15 @@ import pytest
 from tests.data import toy_corpus
 
 ROOT = Path(__file__).parents[2]
+UNGUARDED = """
+import sys
+from pathlib import Path
+from t2t_jax.data.preparation import open_store
+from tests.runs import tiny_config
+config = tiny_config(Path(sys.argv[1]))
+config.data.train += "," + config.data.dev
+open_store(config.data)
+"""
 # As --mode=prepare, but with shards so small that this corpus has twelve.
 PREPARE = """
 import main, sys
@@ -124,3 +133,12 @@ def test_a_worker_that_is_killed_ends_the_preparation_with_one_line_and_the_same
     for directory in (tmp_path / "killed", tmp_path / "whole"):
         assert start(prefixes, directory, script).wait() == 0
     assert stores(tmp_path / "killed") == stores(tmp_path / "whole")
+
+
+def test_a_script_without_the_guard_is_refused_and_does_not_wait_for_itself(tmp_path):
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    command, environment = [sys.executable, tmp_path / "script.py", tmp_path], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "InputError: worker processes import the script that prepares data; put what it does under if" in done.stderr
+    assert "or ended by the error above" in done.stderr.splitlines()[-1]
