@@ -37,19 +37,30 @@ def test_scores_and_p_value_are_those_of_sacrebleu(monkeypatch):
     assert 0.01 < found.p_value < 0.5, "the example must be neither certain nor hopeless"
 
 
-def test_the_interval_equals_that_of_rescoring_every_resample():
+FEW_MATCHES = ["a b c d e f", "a b x d e f", "x y c z e v"]  # only the first has 4-grams of "a b c d e f"
+
+
+@pytest.mark.parametrize(
+    ("references", "better", "worse"),
+    [
+        (REFERENCES[:20], BETTER[:20], WORSE[:20]),
+        (["a b c d e f"] * 3, FEW_MATCHES, FEW_MATCHES[::-1]),
+    ],
+    ids=["usual", "smoothed"],
+)
+def test_the_interval_equals_that_of_rescoring_every_resample(references, better, worse):
     """Every resample is scored as a test set: the interval contains 95 % of the differences."""
-    references, better, worse = REFERENCES[:20], BETTER[:20], WORSE[:20]
+    count = len(references)
     found = paired_bootstrap(better, worse, references, resamples=40, seed=3)
     chance, differences = np.random.default_rng(3), []
     for _ in range(40):
-        drawn = chance.choice(20, size=20)
+        drawn = chance.choice(count, size=count)
         texts = [[side[i] for i in drawn] for side in (better, worse, references)]
         differences.append(
             BLEU().corpus_score(texts[0], texts[2:]).score - BLEU().corpus_score(texts[1], texts[2:]).score
         )
     assert found.interval == pytest.approx((np.quantile(differences, 0.025), np.quantile(differences, 0.975)))
-    assert found.interval[0] < found.difference < found.interval[1]
+    assert found.interval[0] <= found.difference <= found.interval[1]
 
 
 def test_the_same_seed_gives_the_same_answer_and_another_seed_another():
