@@ -18,14 +18,7 @@ from absl import flags
 
 from configs import base_ende
 from t2t_jax import command_line, huge_pages, signals
-from t2t_jax.command_line import (
-    checkpoint,
-    config_of,
-    number_range,
-    overrides_of,
-    required,
-    step_list,
-)
+from t2t_jax.command_line import checkpoint, config_of, number_range, overrides_of, required, step_list
 from t2t_jax.errors import InputError, exit_code_of, open_standard_streams
 from t2t_jax.files import cache_folder
 

@@ -45,7 +45,7 @@ class Mixture:
             if not (fraction := math.modf(weight)[0]):
                 continue
             slots = (round(n * fraction, 6) for n in itertools.count(1))
-            size = 1 + next(n for n, filled in enumerate(slots) if filled >= _FILLED * math.ceil(filled))
+            size = next(n for n, filled in enumerate(slots, start=1) if filled >= _FILLED * math.ceil(filled))
             falling_and_rising = np.where(source[pairs] % 2, -1, 1) * target[pairs].astype(np.int32)
             order = pairs[np.lexsort((falling_and_rising, source[pairs]))]
             starts = np.arange(0, len(order), size)

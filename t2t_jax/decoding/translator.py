@@ -138,11 +138,7 @@ class Translator:
         ]  # fmt: skip
         if search.constraint and (features := search.constraint.features):
             texts = [self._part_text(sources[index], parts[index], number) for index, number in owners]
-            requests = [r._replace(features=features(text)) for r, text in zip(requests, texts, strict=True)]
-            if len(counts := sorted({len(request.features) for request in requests})) > 1:
-                raise InputError(
-                    f"constraint: features must be as many for each sentence; got {counts[0]} and {counts[-1]}"
-                )
+            requests = _with_features(requests, [features(text) for text in texts])
         found_parts = [[None] * len(ids) for ids in parts]
         missing = [len(ids) for ids in parts]
         on_progress(missing.count(0))
@@ -369,6 +365,13 @@ def _request(ids: list[int], prefix: list[int], min_length: int, max_extra_lengt
         prefix=prefix,
         seed=(zlib.crc32(np.asarray(ids, np.int32)) + seed) % 2**31,
     )
+
+
+def _with_features(requests: Sequence[Request], features: Sequence[Sequence[int]]) -> list[Request]:
+    """The requests, each with the features of its sentence, which must be as many for all."""
+    if len(counts := sorted(set(map(len, features)))) > 1:
+        raise InputError(f"constraint: features must be as many for each sentence; got {counts[0]} and {counts[-1]}")
+    return [request._replace(features=of_text) for request, of_text in zip(requests, features, strict=True)]
 
 
 def _join(parts: list[list[Hypothesis]], alpha: float) -> list[Hypothesis]:
