@@ -107,6 +107,14 @@ def test_positions_in_packed_rows_are_counted_once_and_not_for_each_component(pa
     assert not [x.type for of in counting for x in of if x.type.endswith(f",{D}]{{2,1,0}}")]
 
 
+def test_packed_rows_of_64_positions_have_66_keys_for_cudnn(config):
+    """Its gradient could be NaN."""
+    program = h100_program.training_step(config, rows=8, length=64, fused=True, packed=True)
+    calls = [line for line in program.splitlines() if "__cudnn$fmhaScaleBiasSoftmaxBackward" in line]
+    gradients_of_keys = [re.findall(r"\(bf16\[[\d,]*\]\S* bf16\[\d+,\d+,(\d+),", call)[0] for call in calls]
+    assert gradients_of_keys == ["66"] * 3
+
+
 def test_rows_of_an_odd_length_are_cudnns_too(config):
     program = h100_program.training_step(config, rows=8, length=33, fused=True)
     assert len(re.findall(r'__cudnn\$fmhaSoftmax"', program)) == 3

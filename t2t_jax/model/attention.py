@@ -133,8 +133,8 @@ def fused_attention(
     """
     batch, _, length, head_dim = query.shape
     on_cudnn = platform() == "gpu" and cudnn_supports(query.dtype, head_dim)
-    if on_cudnn and (length % 2 or key.shape[3] % 2):
-        return _fused_attention_of_even_lengths(query, key, value, mask, causal)
+    if on_cudnn and any(more := _positions_that_cudnn_lacks(length, key.shape[3], mask, causal)):
+        return _fused_attention_of_longer(query, key, value, mask, causal, *more)
     if mask is None:
         allowed = {}
     elif mask.shape[2] == 1:
@@ -151,9 +151,22 @@ def fused_attention(
     return jnp.einsum("bthk->bhtk", heads)
 
 
-def _fused_attention_of_even_lengths(query, key, value, mask, causal):
-    """`fused_attention` where T or S is odd, for which JAX has no gradient by cuDNN: with a position more."""
-    more_queries, more_keys = query.shape[2] % 2, key.shape[3] % 2
+def _positions_that_cudnn_lacks(queries: int, keys: int, mask: Array | None, causal: bool) -> tuple[int, int]:
+    """How many queries and keys to add for gradients that are right: none of odd lengths, for which JAX has none.
+
+    And no 64 keys beyond a multiple of 128 under a mask that differs from query to query: cuDNN's gradient on Hopper
+    takes the missing half of its last 128 keys for scores of 0, beside which a row that may attend to nothing (its
+    log-sum-exp is below −88.7) overflows, and all is NaN (cuDNN 9.30 and earlier; pytorch/pytorch#196678).
+    """
+    more_queries, more_keys = queries % 2, keys % 2
+    per_query = not causal if mask is None else mask.shape[2] > 1
+    if per_query and (keys + more_keys) % 128 == 64:
+        more_keys += 2
+    return max(more_queries, more_keys) if causal else more_queries, more_keys
+
+
+def _fused_attention_of_longer(query, key, value, mask, causal, more_queries, more_keys):
+    """`fused_attention` with so many positions more, which change nothing."""
 
     def longer(x, axis, count):
         return jnp.pad(x, [(0, count if i == axis else 0) for i in range(x.ndim)])

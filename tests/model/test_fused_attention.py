@@ -90,20 +90,49 @@ def test_without_a_mask_only_causality_is_passed_on():
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("queries", [6, 7])
-@pytest.mark.parametrize("keys", [6, 7])
+@pytest.mark.parametrize(
+    ("queries", "keys", "masked", "causal", "expected"),
+    [
+        (6, 6, "each query", False, (0, 0)),
+        (7, 6, "each query", False, (1, 0)),
+        (6, 7, "padding", False, (0, 1)),
+        (7, 7, None, True, (1, 1)),
+        (48, 64, "each query", False, (0, 2)),
+        (64, 64, "each query", True, (2, 2)),
+        (192, 192, "each query", True, (2, 2)),
+        (63, 63, "each query", True, (3, 3)),
+        (7, 63, "each query", False, (1, 3)),
+        (64, 64, None, False, (0, 2)),
+        (64, 64, "padding", False, (0, 0)),
+        (64, 64, None, True, (0, 0)),
+        (128, 128, "each query", True, (0, 0)),
+        (65, 65, "each query", True, (1, 1)),
+    ],
+)
+def test_cudnn_gets_no_lengths_for_which_its_gradient_is_missing_or_wrong(queries, keys, masked, causal, expected):
+    mask = {"padding": jnp.ones((1, 1, 1, keys)), "each query": jnp.ones((1, 1, queries, keys))}.get(masked)
+    more = attention._positions_that_cudnn_lacks(queries, keys, mask, causal)
+    assert more == expected
+    mask = jnp.ones((1, 1, 1, 1)) if mask is None and not causal else mask  # of the longer ones
+    longer = queries + more[0], keys + more[1]
+    assert attention._positions_that_cudnn_lacks(*longer, mask, causal) == (0, 0), "it would never end"
+
+
+@pytest.mark.parametrize("more_queries", [0, 1, 2])
+@pytest.mark.parametrize("more_keys", [0, 1, 2, 3])
 @pytest.mark.parametrize("masked", [None, "padding", "each query"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_odd_lengths_become_even_for_cudnn_and_change_nothing(queries, keys, masked, causal):
-    if causal and queries != keys:
+def test_more_positions_change_nothing(more_queries, more_keys, masked, causal):
+    if causal and more_queries != more_keys:
         return
+    queries, keys = (6, 6) if causal else (5, 6)
     query, key, value = (jax.random.normal(jax.random.key(n), (2, 3, n, 8)) for n in (queries, keys, keys))
     key = jnp.swapaxes(key, 2, 3)
     allowed = jax.random.bernoulli(jax.random.key(0), 0.5, (2, 1, queries, keys)).at[:, :, :, 0].set(True)
     padding = attention.padding_mask(jnp.array([[3] * keys, [3] * 2 + [0] * (keys - 2)]))
     mask = {"padding": padding, "each query": allowed}.get(masked)
     expected = attention.scaled_dot_product_attention(query, key, value, attention.whole_mask(mask, keys, causal))
-    found = attention._fused_attention_of_even_lengths(query, key, value, mask, causal)
+    found = attention._fused_attention_of_longer(query, key, value, mask, causal, more_queries, more_keys)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
