@@ -6,14 +6,15 @@ Each part is a process with a time limit, to which is added what the parts befor
 DIR/PART.json, again and again where it has several numbers, so that what an interrupted run has measured is there:
 
 rates       TFLOP/s of large matrix products in bfloat16, TB/s of a copy
-training    steps of base and big at 25,000 + 25,000 tokens: ours in packed rows; then PyTorch's, compiled and, of
-            base, not (scaled_dot_product_attention, fused Adam, sentences sorted by length)
+training    steps of base and big at 25,000 + 25,000 tokens: ours in packed rows; then PyTorch's, compiled
+            (scaled_dot_product_attention, fused Adam, sentences sorted by length)
 projection  from DIR/training.json and DIR/rates.json: the share of the matrix rate that ours sustains, and the hours
             of the paper's 100,000 and 300,000 steps
 decoding    sentences a second of base, beam 4, 64 forced steps, beside Hugging Face's MarianMTModel.generate
 laws        the tests marked `accelerator`, on the device
 quickstart  seconds to the quickstart's BLEU, with --preset=gpu and the FLAGs: a corpus, where there is no network
-ablations   steps of base with XLA's attention, without our compiler options, in buckets of equal lengths; only if named
+ablations   steps of base with XLA's attention, without our compiler options, in buckets of equal lengths; PyTorch's
+            not compiled; only if named
 
 PyTorch and transformers are left out where they are missing. `--tiny` is a rehearsal of the same code, on any machine.
 """
@@ -97,7 +98,7 @@ class Sizes:
 
 WHOLE = Sizes(
     {
-        "rates": 20, "training": 230, "projection": 5, "decoding": 120, "laws": 95, "quickstart": 70, "ablations": 120,
+        "rates": 20, "training": 230, "projection": 5, "decoding": 120, "laws": 95, "quickstart": 70, "ablations": 160,
     }
 )  # fmt: skip
 TINY = Sizes(
@@ -235,7 +236,7 @@ def train(report: Report, sizes: Sizes) -> None:
 
 
 def ablate(report: Report, sizes: Sizes) -> None:
-    """Our training step of base with one thing changed."""
+    """Training steps of base: ours with one thing changed, and PyTorch's not compiled."""
     ours = JaxStep("bfloat16", fused_attention=True)
     packed, buckets = packed_batches(sizes), batches_in_buckets(sizes)
     group = {
@@ -243,20 +244,26 @@ def ablate(report: Report, sizes: Sizes) -> None:
         "base no compiler options": Case("base", dataclasses.replace(ours, compiler_options=False), packed),
         "base buckets": Case("base", ours, buckets),
     }
-    measure_groups(report, sizes, [group])
+    *not_compiled, _ = torch_cases(sizes, ["base"])
+    measure_groups(report, sizes, [group, *not_compiled])
 
 
 def training_groups(sizes: Sizes) -> list[Group]:
-    """All of ours; then PyTorch's compiled steps; then, of base alone, its other ones."""
+    """All of ours, then PyTorch's compiled steps."""
     packed, ours = packed_batches(sizes), JaxStep("bfloat16", fused_attention=True)
-    groups = [{model: Case(model, ours, packed) for model in sizes.models}]
-    if importlib.util.find_spec("torch"):
-        batches = training_batches.theirs(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches)
-        variants = training.torch_variants("bfloat16", compiled="regions")
-        *others, fastest = variants  # compiled, where that is possible
-        groups.append({f"{model} {fastest}": Case(model, variants[fastest], batches) for model in sizes.models})
-        groups.append({f"base {name}": Case("base", variants[name], batches) for name in others})
-    return [group for group in groups if group]
+    *_, compiled = torch_cases(sizes, sizes.models)
+    return [{model: Case(model, ours, packed) for model in sizes.models}, compiled]
+
+
+def torch_cases(sizes: Sizes, models: Sequence[str]) -> list[Group]:
+    """PyTorch's steps of these models: not compiled, then, where that is possible, compiled; without it, none."""
+    if not importlib.util.find_spec("torch"):
+        return [{}]
+    batches = training_batches.theirs(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches)
+    variants = training.torch_variants("bfloat16", compiled="regions")
+    return [
+        {f"{model} {name}": Case(model, variant, batches) for model in models} for name, variant in variants.items()
+    ]
 
 
 @functools.cache
@@ -280,7 +287,7 @@ def batches_in_buckets(sizes: Sizes) -> list[Batch]:
 def measure_groups(report: Report, sizes: Sizes, groups: Sequence[Group]) -> None:
     """Seconds of a step, real target tokens a second and TFLOP/s of each case."""
     results, failed = {}, False
-    for group in groups:
+    for group in filter(None, groups):
         try:
             results |= steps_of(group, sizes, report.conditions["platform"])
             report.write(results)
