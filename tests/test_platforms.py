@@ -41,7 +41,7 @@ def test_a_decoding_step_lowers_for(name, kind):
     model = dataclasses.replace(tiny.model(), dtype=jnp.bfloat16)
     with tracing_for(kind):
         cache = jax.eval_shape(lambda: model.init_cache(2, 8, 4, 16))
-    assert cache.layers[0].key.dtype == (jnp.float32 if kind == "cpu" else jnp.bfloat16)
+    assert cache.layers[0].stored_key.dtype == (jnp.float32 if kind == "cpu" else jnp.bfloat16)
     step = lambda params, *arguments: model.apply({"params": params}, *arguments, method=Transformer.decode_step)
     tokens, positions = jax.ShapeDtypeStruct((2, 4), jnp.int32), jax.ShapeDtypeStruct((2,), jnp.int32)
     assert "stablehlo.dot_general" in exported(step, name, kind, param_shapes(model), tokens, positions, cache)

@@ -5,6 +5,7 @@ the same one for all sentences, even if they were admitted at different times; a
 search never moves keys and values: after each step it only reorders `ancestors`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,12 +13,38 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from t2t_jax.model.platform import platform
+
 
 class LayerCache(NamedTuple):
-    """Keys and values of one attention module at N positions, in every head."""
+    """Keys and values of one attention module at N positions, in every head.
 
-    key: Float[Array, "B H K N"]
+    On a CPU keys are stored transposed, [K, N], so that matrix products read memory in order. Elsewhere they are not,
+    so that the components of a position, which a step writes, lie together: on an H200, with 512 sentences of 64
+    positions, writing them transposed was an eighth of a step.
+    """
+
+    stored_key: Float[Array, "B H K N"] | Float[Array, "B H N K"]
     value: Float[Array, "B H N V"]
+
+    @classmethod
+    def of(cls, key: Float[Array, "B H K N"], value: Float[Array, "B H N V"]) -> "LayerCache":
+        """These keys, as they are stored on the platform, and values."""
+        return cls(key if _stores_transposed_keys() else jnp.swapaxes(key, 2, 3), value)
+
+    @property
+    def key(self) -> Float[Array, "B H K N"]:
+        """The keys, however they are stored."""
+        return self.stored_key if _stores_transposed_keys() else jnp.swapaxes(self.stored_key, 2, 3)
+
+    def map_positions(self, function: Callable[[Array, int], Array], *others: "LayerCache") -> "LayerCache":
+        """Applies `function`, which is also given the axis of the positions, to the stored keys and to the values."""
+        axes = 3 if _stores_transposed_keys() else 2, 2
+        return LayerCache(*(function(*arrays, axis) for *arrays, axis in zip(self, *others, axes, strict=True)))
+
+
+def _stores_transposed_keys() -> bool:
+    return platform() == "cpu"
 
 
 class SourceCache(NamedTuple):
@@ -61,7 +88,7 @@ def init_cache(
 
     def layers(length):
         key, value = (rows, num_heads, d_k, length), (rows, num_heads, length, d_v)
-        return tuple(LayerCache(jnp.zeros(key, dtype), jnp.zeros(value, dtype)) for _ in range(num_layers))
+        return tuple(LayerCache.of(jnp.zeros(key, dtype), jnp.zeros(value, dtype)) for _ in range(num_layers))
 
     return KVCache(
         layers=layers(capacity * beam_size),
@@ -90,11 +117,8 @@ def write_slot(
 ) -> LayerCache:
     """Writes one target position of W hypotheses into the ring buffer."""
     start = slot * key.shape[3]
-    key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
-    return LayerCache(
-        key=jax.lax.dynamic_update_slice_in_dim(cache.key, key, start, axis=3),
-        value=jax.lax.dynamic_update_slice_in_dim(cache.value, value, start, axis=2),
-    )
+    write = lambda old, new, axis: jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis)
+    return cache.map_positions(write, LayerCache.of(key, value))
 
 
 def reorder_cache(cache: KVCache, parents: Int[Array, "B W"]) -> KVCache:
@@ -113,6 +137,6 @@ def resize_cache(cache: KVCache, capacity: int) -> KVCache:
         return jnp.pad(x, [(0, (capacity - old) * per_slot) if a == axis else (0, 0) for a in range(x.ndim)],
                        constant_values=fill)  # fmt: skip
 
-    layers = tuple(LayerCache(resize(x.key, 3, beam_size), resize(x.value, 2, beam_size)) for x in cache.layers)
+    layers = tuple(layer.map_positions(lambda x, axis: resize(x, axis, beam_size)) for layer in cache.layers)
     slot = jnp.asarray(old if capacity > old else 0, jnp.int32)  # the first new slot, or else the oldest
     return cache._replace(layers=layers, ancestors=resize(cache.ancestors, 2, 1, fill=-1), slot=slot)

@@ -181,7 +181,7 @@ class Transformer(nn.Module):
     def encode_source(self, inputs: Int[Array, "A S"]) -> SourceCache:
         """Encodes A new source sentences into what `kv_cache.admit_to_cache` inserts."""
         encoded = self.encode(inputs)
-        layers = tuple(LayerCache(*layer.cross_attention.keys_values(encoded)) for layer in self.decoder_layers)
+        layers = tuple(LayerCache.of(*layer.cross_attention.keys_values(encoded)) for layer in self.decoder_layers)
         return SourceCache(layers, padding_mask(inputs))
 
     def decode_step(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from t2t_jax.model.kv_cache import admit_to_cache, reorder_cache, resize_cache
+from t2t_jax.model.platform import tracing_for
 from t2t_jax.model.transformer import Transformer
 from tests import tiny
 from tests.tiny import TWO_VOCABULARIES, VARIANTS, VOCAB, B, H, K, S, V
@@ -73,10 +74,14 @@ def test_reordered_cache_continues_the_chosen_hypotheses():
         np.testing.assert_allclose(logits[:, w], expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [0, 4])
-def test_sentences_may_be_admitted_at_any_time_into_a_ring_buffer_that_wraps_around_and_is_resized(window):
+@pytest.mark.parametrize(("window", "kind"), [(0, "cpu"), (4, "cpu"), (0, "gpu")])
+def test_sentences_may_be_admitted_at_any_time_into_a_ring_buffer_that_wraps_around_and_is_resized(window, kind):
     """Two sentences admitted at different steps: each has the logits of its own full forward pass."""
-    model = tiny.model(attention_window=window)
+    with tracing_for(kind):
+        admit_at_any_time(tiny.model(attention_window=window))
+
+
+def admit_at_any_time(model):
     variables = tiny.sharp_variables(model)
     inputs = tiny.sentences([S, 4], S)
     targets = jax.random.randint(jax.random.key(5), (2, 9), 2, VOCAB)
@@ -106,10 +111,14 @@ def test_sentences_that_are_not_replaced_stay():
     jax.tree.map(np.testing.assert_array_equal, admit_to_cache(cache, source, jnp.array([-1, -1])), cache)
 
 
-def test_the_entries_of_a_cache_have_the_documented_shapes():
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])
+def test_the_entries_of_a_cache_have_the_documented_shapes(kind):
     model, beam_size, capacity = tiny.model(**TWO_VOCABULARIES), 8, 9
-    cache = model.init_cache(B, S, beam_size, capacity)
+    with tracing_for(kind):
+        cache = model.init_cache(B, S, beam_size, capacity)
+        assert cache.layers[0].key.shape == (B, H, K, capacity * beam_size)
     shapes = jax.tree.map(jnp.shape, cache)
-    assert shapes.layers == 2 * (((B, H, K, capacity * beam_size), (B, H, capacity * beam_size, V)),)
-    assert shapes.source == (2 * (((B, H, K, S), (B, H, S, V)),), (B, 1, 1, S))
+    stored_key = lambda length: (B, H, K, length) if kind == "cpu" else (B, H, length, K)
+    assert shapes.layers == 2 * ((stored_key(capacity * beam_size), (B, H, capacity * beam_size, V)),)
+    assert shapes.source == (2 * ((stored_key(S), (B, H, S, V)),), (B, 1, 1, S))
     assert (shapes.ancestors, shapes.slot, cache.capacity) == ((B, beam_size, capacity), (), capacity)
