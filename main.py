@@ -223,7 +223,7 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
             "last": (None, "Average this many of the newest checkpoints."),
             "port": (8000, "Port that --mode=serve listens on; 0: any free one."),
             "n_best": (1, "Number of translations printed for each sentence."),
-            "min_length": (0, "Minimum number of subwords of a translation, EOS included."),
+            "min_length": (None, "Minimum subwords of a translation, EOS included; default: 2, so that none is empty."),
             "no_repeat_ngram": (0, "Block repeated n-grams of this size; 0: off."),
             "groups": (1, "Number of groups of diverse beam search; must divide --beam_size."),
             "top_k": (0, "Sample from the k most probable subwords; 0: from all."),

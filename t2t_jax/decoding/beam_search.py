@@ -186,7 +186,8 @@ def _extend_group(
     if options.sampling:
         candidates = _sampled_candidates(jnp.moveaxis(next_tokens.logits, 0, -1), options.sampling, search)
     else:
-        candidates = _top_candidates(alive.log_probs - search.penalties, next_tokens, penalty)
+        may_end = lengths + 1 >= options.min_length
+        candidates = _top_candidates(alive.log_probs - search.penalties, next_tokens, penalty, may_end)
     parents, tokens, token_log_probs, penalised = candidates
     extended = append_tokens(gather_hypotheses(alive, parents), lengths, tokens, token_log_probs, options.alpha)
     is_eos = tokens == EOS
@@ -263,7 +264,7 @@ def _logits_processors(search: Search, options: SearchOptions) -> list[constrain
     processors = [_of_sentences(options.constraint, search)] if options.constraint else []
     if options.no_repeat_ngram:
         processors.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
-    if options.min_length:
+    if options.min_length and options.sampling:  # beam search drops these candidates (_top_candidates)
         processors.append(constraints.forbid_early_eos(options.min_length, EOS))
     return processors
 
@@ -287,19 +288,22 @@ def _top_candidates(
     penalised_log_probs: Float[Array, "B W"],
     next_tokens: _NextTokens,
     penalty: Float[Array, "B vocab"] | None,
+    may_end: Bool[Array, " B"],
 ) -> _Candidates:
     """The 2·W best continuations of hypotheses that have these log-probabilities; one if W = 1.
 
-    The best of a sentence are among the best few of each hypothesis, so that only these are sorted.
+    The best of a sentence are among the best few of each hypothesis, so that only these are sorted. EOS is left out
+    where a sentence `may_end` not yet: here, as leaving it out of the logits would be another pass over them.
     """
     _, batch, width = next_tokens.logits.shape
     count = 2 * width if width > 1 else 1
     wanted = next_tokens.logits if penalty is None else next_tokens.logits - penalty.T[..., None]
-    values, tokens = top_tokens(wanted, count)
+    values, tokens = top_tokens(wanted, 2 * width)
     values -= next_tokens.log_normaliser[..., None]  # [B, W, count]: log-probabilities less this step's penalty
     penalised = penalised_log_probs[..., None] + values
     if penalty is not None:
         values += jnp.take_along_axis(penalty, tokens.reshape(batch, -1), axis=1).reshape(tokens.shape)
+    penalised = jnp.where((tokens == EOS) & ~may_end[:, None, None], NEG_INF, penalised)
     flat = lambda x: x.reshape(batch, -1)
     best = top_k(flat(penalised), min(count, penalised[0].size))
     parents = best // penalised.shape[-1]

@@ -99,11 +99,12 @@ class Translator:
     ) -> list[list[Hypothesis]]:
         """Up to `n_best` different translations of each sentence, best first; an empty sentence has an empty one.
 
-        `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, min_length=0, …`. A translation
-        has at most as many subwords as its source, both with EOS, or as `min_length` or its prefix if these are more,
-        plus `max_extra_length`. Each begins with its prefix, if `prefixes` are given. `constrained` allows only outputs
-        that are well-formed by the task's grammar: in parsing, one tree over exactly the words. Samples are a function
-        of `seed` and the sentence. `on_progress` is called with the number of sentences that have just been completed.
+        `options` are those of `SearchOptions`: `beam_size=4, alpha=0.6, n_best=1, …`; `min_length` is 2 by default
+        (`check_options`). A translation has at most as many subwords as its source, both with EOS, or as `min_length`
+        or its prefix if these are more, plus `max_extra_length`. Each begins with its prefix, if `prefixes` are given.
+        `constrained` allows only outputs that are well-formed by the task's grammar: in parsing, one tree over exactly
+        the words. Samples are a function of `seed` and the sentence. `on_progress` is called with the number of
+        sentences that have just been completed.
         With `split_sentences`, the sentences of a line are translated separately. So are the parts of one beyond
         `longest_whole` (see long_sentences.py). Neither works where the task has a grammar. Warnings count lines from
         `first_line`; None: there are none.
@@ -440,14 +441,25 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
 
 
 def check_options(
-    *, max_extra_length: int = 0, constrained: bool = False, split_sentences: bool = False, **options: Any
+    *,
+    max_extra_length: int = 0,
+    constrained: bool = False,
+    split_sentences: bool = False,
+    min_length: int | None = None,
+    **options: Any,
 ) -> SearchOptions:
-    """The options of the search in those of `Translator.translate`; refuses what does not exist or makes no sense."""
+    """The options of the search in those of `Translator.translate`; refuses what does not exist or makes no sense.
+
+    Without `min_length`, a translation has a token before EOS at least, as in fairseq and CTranslate2: a weak model may
+    give the empty one more probability than any other. What is `constrained` is as short as its grammar allows.
+    """
     known = [field.name for field in dataclasses.fields(SearchOptions)]
     known += ["max_extra_length", "prefixes", "constrained", "split_sentences", "seed"]
     for name in options:
         choice("option of translate", name, known)
-    search = SearchOptions(**options)
+    if min_length is None:
+        min_length = 0 if constrained else 2
+    search = SearchOptions(min_length=min_length, **options)
     if not isinstance(split_sentences, bool):
         raise InputError(f"split_sentences must be True or False; got {shown(split_sentences)}")
     if constrained:

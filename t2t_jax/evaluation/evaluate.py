@@ -21,7 +21,7 @@ from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
 
 _SCORED_TOGETHER = 1024  # sentence pairs, between two updates of the progress bar
-_RECORDED = ("beam_size", "alpha", "early_stop")  # the decode options that are part of the scores
+_RECORDED = ("beam_size", "alpha", "early_stop", "min_length")  # the decode options that are part of the scores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ def evaluate(
     scores |= {
         **metric.score(sources, outputs, references, target_language, translator.vocabularies.target.lowercases),
         "headline": metric.headline,
-        **{option: options[option] for option in _RECORDED if option in options},
+        **{option: getattr(check_options(**options), option) for option in _RECORDED},
     }
     if translator.task.grammar:
         scores |= _well_formed([repairs for _, repairs in decoded])

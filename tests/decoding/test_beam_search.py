@@ -383,6 +383,21 @@ def test_with_min_length_the_results_are_the_best_that_are_long_enough():
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected[:4]]
 
 
+@pytest.mark.parametrize(
+    "options", [{"beam_size": 1}, {"beam_size": 2, "groups": 2, "n_best": 2}], ids=["greedy", "groups"]
+)
+def test_a_search_that_keeps_one_hypothesis_takes_the_best_token_but_eos_until_it_may_end(options):
+    for seed in range(6):
+        log_probs = random_chains(seed)
+        log_probs[0, :, EOS] = 2.0  # more likely than any other token
+        found = listed(search(log_probs, [4], min_length=3, diversity=0.0, **options))
+        tokens, last = [], 0
+        for _ in range(2):
+            last = max((0, 2, 3), key=lambda token: log_probs[0, last, token])
+            tokens.append(last)
+        assert [hypothesis for hypothesis, _ in found] == [(*tokens, EOS)] * len(found) and found
+
+
 def test_with_a_prefix_the_results_are_the_best_that_begin_with_it():
     for seed in range(4):
         log_probs = random_chains(seed)

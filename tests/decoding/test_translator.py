@@ -211,6 +211,19 @@ def test_any_iterable_is_translated_and_other_types_are_refused_in_a_line(transl
         translator.translate(["one"], sampling=True)
 
 
+def favour_eos(log_probs, tokens, lengths):
+    return log_probs.at[..., EOS].add(50)
+
+
+@pytest.mark.parametrize("options", [{}, {"beam_size": 1}, {"sampling": Sampling()}], ids=["beam", "greedy", "samples"])
+def test_a_translation_is_empty_only_where_that_is_allowed(translator, options):
+    options |= {"constraint": Constraint(favour_eos, largest_bonus=50.0)}
+    ((best,), (of_nothing,)) = translator.translate(["one two", ""], **options)
+    assert best.num_tokens == 2 and best.finished and of_nothing.num_tokens == 0
+    ((best,),) = translator.translate(["one two"], min_length=0, **options)
+    assert (best.num_tokens, best.text) == (1, "")
+
+
 def test_a_minimum_beyond_the_limit_raises_the_limit(translator):
     for hypothesis, *_ in translator.translate(["one two", "three"], min_length=15, max_extra_length=4):
         assert 15 <= hypothesis.num_tokens <= 19

@@ -74,7 +74,7 @@ def test_every_decode_option_reaches_the_search():
     translator, options = Echo(), OPTIONS | {"early_stop": "beam_full", "no_repeat_ngram": 3}
     scores = evaluate(translator, ["a b"], ["a b"], **options).scores
     assert translator.options == options
-    assert {"beam_size": 4, "alpha": 0.6, "early_stop": "beam_full"}.items() <= scores.items()
+    assert {"beam_size": 4, "alpha": 0.6, "early_stop": "beam_full", "min_length": 2}.items() <= scores.items()
 
 
 def test_the_progress_of_an_evaluation_is_shown(monkeypatch):
