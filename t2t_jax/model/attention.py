@@ -140,6 +140,10 @@ def fused_attention(
     elif mask.shape[2] == 1:
         lengths = jnp.maximum(mask[:, 0, 0].sum(axis=-1, dtype=jnp.int32), 1)
         allowed = {"key_value_seq_lengths": jnp.broadcast_to(lengths, batch)}
+        if on_cudnn:
+            within = (jnp.arange(key.shape[3])[None] < lengths[:, None])[:, None]  # [B, 1, S]
+            key = _without_gradient_beyond(within[:, :, None], key)
+            value = _without_gradient_beyond(within[..., None], value)
     else:
         allowed = {"mask": jnp.broadcast_to(mask, (batch, 1, *mask.shape[2:]))}
     arguments = jnp.einsum("bhtk->bthk", query), jnp.einsum("bhks->bshk", key), jnp.einsum("bhsk->bshk", value)
@@ -149,6 +153,22 @@ def fused_attention(
     except RuntimeError as error:  # no cuDNN, or too old a one or GPU
         raise InputError(f"machine.fused_attention=True: {error}; set it to False") from None
     return jnp.einsum("bthk->bhtk", heads)
+
+
+@jax.custom_vjp
+def _without_gradient_beyond(within: Bool[Array, "#B 1 #N #M"], x: Float[Array, "B H N M"]) -> Float[Array, "B H N M"]:
+    """x, with a gradient of 0 where `within` is False.
+
+    Beyond a row's length cuDNN skips the gradients of keys and values, and XLA leaves there what the memory held:
+    jaxlib 0.10.2 always, 0.11.2 in CUDA graphs (openxla/xla#44867 and #46500).
+    """
+    return x
+
+
+_without_gradient_beyond.defvjp(
+    lambda within, x: (x, within),
+    lambda within, cotangent: (None, jnp.where(within, cotangent, jnp.zeros_like(cotangent))),
+)
 
 
 def _positions_that_cudnn_lacks(queries: int, keys: int, mask: Array | None, causal: bool) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """`fused_attention` (JAX's kernels) and `scaled_dot_product_attention` (ours) give the same loss and gradients."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,37 @@ def test_more_positions_change_nothing(more_queries, more_keys, masked, causal):
     expected = attention.scaled_dot_product_attention(query, key, value, attention.whole_mask(mask, keys, causal))
     found = attention._fused_attention_of_longer(query, key, value, mask, causal, more_queries, more_keys)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_cudnn_leaves_in_the_gradients_of_padding_is_not_used(monkeypatch, causal):
+    """It computes none beyond the length of a row: there is what the memory held."""
+    by_xla = jax.nn.dot_product_attention
+
+    def by_cudnn(query, key, value, *, key_value_seq_lengths, is_causal, **_):
+        within = jnp.arange(key.shape[1])[None, :, None, None] < key_value_seq_lengths[:, None, None, None]
+        attend = functools.partial(by_xla, is_causal=is_causal, key_value_seq_lengths=key_value_seq_lengths)
+
+        def backward(pull_back, cotangent):
+            by_query, *others = pull_back(cotangent)
+            return by_query, *(jnp.where(within, x, jnp.nan) for x in others)
+
+        of_cudnn = jax.custom_vjp(attend)
+        of_cudnn.defvjp(functools.partial(jax.vjp, attend), backward)
+        return of_cudnn(query, key, value)
+
+    mask = attention.padding_mask(jnp.array([[3] * 6, [3] * 2 + [0] * 4, [0] * 6]))
+    query, key, value, weights = (jax.random.normal(jax.random.key(n), (3, 2, 6, 8), jnp.bfloat16) for n in range(4))
+    weights = weights.at[2].set(0)  # nothing depends on a row of padding
+    key = jnp.swapaxes(key, 2, 3)
+    whole_mask = attention.whole_mask(mask, 6, causal)
+    gradients_of = lambda f: jax.grad(lambda *x: (f(*x) * weights).sum(dtype=jnp.float32), (0, 1, 2))(query, key, value)
+    expected = gradients_of(lambda *arrays: attention.scaled_dot_product_attention(*arrays, whole_mask))
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_cudnn)
+    with tracing_for("gpu"):
+        found = gradients_of(lambda *arrays: attention.fused_attention(*arrays, mask, causal=causal))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), atol=0.05)
 
 
 def test_a_gpu_without_cudnn_is_refused_in_one_line():
