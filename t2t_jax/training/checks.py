@@ -166,7 +166,7 @@ def check_machine(config: ConfigDict) -> None:
     if config.machine.fused_attention and deterministic_operations():
         raise InputError(
             "machine.fused_attention=True has no deterministic operations: set it to False, or take "
-            "--xla_gpu_deterministic_ops out of XLA_FLAGS"
+            "--xla_gpu_deterministic_ops and --xla_gpu_exclude_nondeterministic_ops out of XLA_FLAGS"
         )
     if engine == "pmap" and config.machine.memory_gib:
         raise InputError(

@@ -44,9 +44,14 @@ def fused_attention(config: ConfigDict, device: jax.Device) -> bool:
 
 
 def deterministic_operations() -> bool:
-    """Whether XLA_FLAGS asks for them; with them XLA fails to compile cuDNN's attention (jax 0.11.2, on an H200)."""
-    given = re.findall(r"--xla_gpu_deterministic_ops(?:=(\S+))?(?:\s|$)", os.environ.get("XLA_FLAGS", ""))
-    return bool(given) and given[-1].lower() in ("", "true", "1")
+    """Whether XLA_FLAGS asks for them; with them XLA fails to compile cuDNN's attention (jax 0.11.2, on an H200).
+
+    XLA has two flags for them, and takes either.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    names = "deterministic_ops", "exclude_nondeterministic_ops"
+    given = (re.findall(rf"--xla_gpu_{name}(?:=(\S+))?(?:\s|$)", flags) for name in names)
+    return any(values and values[-1].lower() in ("", "true", "1") for values in given)
 
 
 def peak_tflops(config: ConfigDict, device: jax.Device) -> float:

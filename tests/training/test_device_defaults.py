@@ -53,6 +53,8 @@ def test_attention_is_fused_where_a_gpu_has_a_kernel_for_it_or_as_the_config_say
         ("--xla_dump_to=/tmp --xla_gpu_deterministic_ops", False),
         ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false", True),
         ("--xla_gpu_deterministic_ops=false", True),
+        ("--xla_gpu_exclude_nondeterministic_ops=true", False),
+        ("--xla_gpu_deterministic_ops=false --xla_gpu_exclude_nondeterministic_ops", False),
     ],
 )
 def test_deterministic_operations_take_xlas_attention(monkeypatch, flags, expected):
