@@ -2,10 +2,14 @@
 
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import h100_program
+from t2t_jax.model.attention import MultiHeadAttention
 from t2t_jax.model.transformer import num_parameters
+from t2t_jax.sharding import replicated
 
 pytestmark = [
     pytest.mark.aot,
@@ -118,3 +122,18 @@ def test_packed_rows_of_64_positions_have_66_keys_for_cudnn(config):
 def test_rows_of_an_odd_length_are_cudnns_too(config):
     program = h100_program.training_step(config, rows=8, length=33, fused=True)
     assert len(re.findall(r'__cudnn\$fmhaSoftmax"', program)) == 3
+
+
+def test_queries_with_a_bias_are_not_scaled_in_the_kernel_of_their_product():
+    """jaxlib 0.10.2 may compute s (x W + b) as s (x W) + b."""
+    attention = MultiHeadAttention(8, 64, 64, 512, bias=True, query_gain=1.0, key_value_gain=1.0)
+    arguments = [None, lambda weights: weights]
+    sharded = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(h100_program.mesh_of(1)))
+    x = sharded(jax.ShapeDtypeStruct((256, 64, 512), jnp.float32))
+    with h100_program.tracing_for_h100():
+        variables = jax.eval_shape(lambda x: attention.init(jax.random.key(0), x, x, *arguments), x)
+        call = jax.jit(lambda variables, x: attention.apply(variables, x, x, *arguments))
+        program = h100_program.compile_for_h100(call.lower(jax.tree.map(sharded, variables), x), {})
+    opcodes = [{instruction.opcode for instruction in of} for of in h100_program.computations(program).values()]
+    assert {"dot", "add"} in [of & {"dot", "add"} for of in opcodes], "no bias is added in the kernel of a product"
+    assert not [of for of in opcodes if {"dot", "add", "multiply"} <= of]

@@ -255,7 +255,12 @@ class MultiHeadAttention(nn.Module):
 
     def queries(self, x: Float[Array, "B T D"]) -> Float[Array, "B H T K"]:
         """Q W^Q: the query of every position in every head."""
-        return jnp.einsum("bthk->bhtk", self._project(self.query, x))
+        query = self._project(self.query, x)
+        if self.bias and platform() == "gpu":
+            # Without it XLA may scale x W + b in the same kernel, which jaxlib 0.10.2 (and 0.11.0) then may compute as
+            # s (x W) + b (openxla/xla#46110).
+            query = jax.lax.optimization_barrier(query)
+        return jnp.einsum("bthk->bhtk", query)
 
     def combine(self, heads: Float[Array, "B H T V"]) -> Float[Array, "B T D"]:
         """Concat(head_1, …, head_h) W^O."""
