@@ -22,6 +22,7 @@ from t2t_jax.model.kv_cache import LayerCache, write_slot
 from t2t_jax.model.local_attention import block_length, local_attention
 from t2t_jax.model.platform import platform
 
+_MOST_ROWS_OF_CUDNN = 2**16 - 1  # more fail when they run (pytorch/pytorch#181235)
 # The most negative float32. Not −∞: the softmax of a row that is masked everywhere would be NaN.
 MASKED_SCORE = jnp.finfo(jnp.float32).min
 
@@ -132,7 +133,7 @@ def fused_attention(
     the first one.
     """
     batch, _, length, head_dim = query.shape
-    on_cudnn = platform() == "gpu" and cudnn_supports(query.dtype, head_dim)
+    on_cudnn = platform() == "gpu" and cudnn_supports(query.dtype, head_dim) and batch <= _MOST_ROWS_OF_CUDNN
     if on_cudnn and any(more := _positions_that_cudnn_lacks(length, key.shape[3], mask, causal)):
         return _fused_attention_of_longer(query, key, value, mask, causal, *more)
     if mask is None:

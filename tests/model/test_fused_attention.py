@@ -81,6 +81,22 @@ def test_cudnn_is_used_where_it_supports_the_case_and_padding_masks_become_lengt
         assert used["key_value_seq_lengths"].tolist() == [length, 1], "every row has a key to attend to"
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(2**16 - 1, "cudnn"), (2**16, "xla")])
+def test_more_rows_than_cudnn_computes_are_xlas(monkeypatch, rows, expected):
+    """Short sentences in batches of 400,000 tokens, or the blocks of a small attention window."""
+    used = []
+
+    def record(query, key, value, *, implementation, **_):
+        used.append(implementation)
+        return query
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    array = jax.ShapeDtypeStruct((rows, 1, 8, 8), jnp.bfloat16)
+    with tracing_for("gpu"):
+        jax.eval_shape(lambda *arrays: attention.fused_attention(*arrays, None, causal=True), array, array, array)
+    assert used == [expected]
+
+
 def test_without_a_mask_only_causality_is_passed_on():
     array = jax.random.normal(jax.random.key(0), (2, 3, 6, 8))
     key = jnp.swapaxes(array, 2, 3)
