@@ -145,19 +145,22 @@ def _reordered(model: bytes, pieces: list[_Piece]) -> bytes:
 
 
 def with_white_space_rules(model: bytes) -> bytes:
-    """The SentencePiece model with rules that make spaces of tabs and other ASCII white space, after its own rules.
+    """The SentencePiece model with rules that make one space of each run of white space, after its own rules.
 
-    Our tokenizer replaces these characters before SentencePiece sees them; other systems do not.
+    Our tokenizer does so before SentencePiece sees the text; other systems do not.
     """
     pieces = load_pieces(model, "vocabulary")
-    if all(pieces.normalize(f"a{character}a") == pieces.normalize("a a") for character in _WHITE_SPACE):
-        return model
-    sentencepiece.set_min_log_level(2)
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    has_rules = bool(proto.normalizer_spec.precompiled_charsmap)
-    rules = dict(sentencepiece.SentencePieceNormalizer(model_proto=model).Decompile()) if has_rules else {}
-    rules |= dict.fromkeys(_WHITE_SPACE, " ")
-    compiled = sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items())).serialized_model_proto()
-    found = sentencepiece_model_pb2.ModelProto.FromString(compiled).normalizer_spec
-    proto.normalizer_spec.name, proto.normalizer_spec.precompiled_charsmap = found.name, found.precompiled_charsmap
+    spec = proto.normalizer_spec
+    if any(pieces.normalize(f"a{character}a") != pieces.normalize("a a") for character in _WHITE_SPACE):
+        sentencepiece.set_min_log_level(2)
+        has_rules = bool(spec.precompiled_charsmap)
+        rules = dict(sentencepiece.SentencePieceNormalizer(model_proto=model).Decompile()) if has_rules else {}
+        rules |= dict.fromkeys(_WHITE_SPACE, " ")
+        compiled = sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items())).serialized_model_proto()
+        found = sentencepiece_model_pb2.ModelProto.FromString(compiled).normalizer_spec
+        spec.name, spec.precompiled_charsmap = found.name, found.precompiled_charsmap
+    elif spec.remove_extra_whitespaces:
+        return model
+    spec.remove_extra_whitespaces = True  # false with subword-nmt's codes
     return proto.SerializeToString()
