@@ -86,7 +86,9 @@ def draw(workdir: str, step: str | None, output: str | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output={folder}: no such folder can be made: {error.strerror}; give another") from None
-    maps = t2t_jax.load(workdir, chosen).attention([MAKING, LAW], ["", ""])
+    translator = t2t_jax.load(workdir, chosen)
+    targets = None if translator.task.grammar else ["", ""]  # not shown, so empty; that of a parser must be a tree
+    maps = translator.attention([MAKING, LAW], targets)
     making, law = (found.encoder.words() for found in maps)
     layers, heads = making.weights.shape[:2]
     notes = [_length_note(len(found.source), run.config["data"]["max_length"]) for found in maps]

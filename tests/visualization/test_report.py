@@ -17,6 +17,7 @@ from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.loop import train
 from t2t_jax.visualization import report
 from t2t_jax.visualization.page import weights_size
+from tests.interop import models
 from tests.runs import tiny_config
 from tests.visualization.test_page import data_of, weights_of
 
@@ -145,6 +146,14 @@ def test_figures_are_of_the_checkpoint_that_is_named(run, tmp_path, capsys):
         assert f"{run}: {name}" in capsys.readouterr().err.splitlines()
     assert figures3_to_5.main([f"--workdir={run}", "--step=best"]) == 2
     assert "--step=best: must be the step of a checkpoint, last or averaged" in capsys.readouterr().err
+
+
+def test_the_figures_of_a_parser_are_drawn(tmp_path, capsys):
+    run = RunFolder(models.random_run_with_separate_vocabularies(tmp_path / "run"))
+    data = run.config["data"] | {"task": "parsing_with_numbers"}
+    run.describe(run.config | {"data": data}, models.separate_vocabularies())
+    assert figures3_to_5.main([f"--workdir={run.path}", f"--output={tmp_path}/figures"]) == 0
+    assert len(list((tmp_path / "figures").iterdir())) == 12
 
 
 def test_the_words_are_those_that_the_paper_prints(run):
