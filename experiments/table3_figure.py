@@ -33,16 +33,16 @@ def draw(table: Table, path: str) -> None:
 
 def scatter(axes: Any, table: Table, column: str) -> None:
     """Draws one column, in a colour for each of the paper's groups of rows, and two lines through base."""
-    colours = _colours(table)
-    for group, colour in colours.items():
+    shown = []
+    for group, colour in _colours(table).items():
         rows = [row for row in table.comparable if _group(row) == group]
         x, y = _points(rows, column)
         deviations = [(*row.mean_and_deviation(column), 0)[1] for row in rows]
         style = {**_POINT, "color": colour, "label": _GROUPS.get(group, group)}
         if any(deviations):
-            axes.errorbar(x, y, deviations, elinewidth=0.8, capsize=2, **style)
+            shown.append(axes.errorbar(x, y, deviations, elinewidth=0.8, capsize=2, **style))
         else:
-            axes.plot(x, y, **style)
+            shown += axes.plot(x, y, **style)
     base = _base(table)
     for x, y in zip(*_points(base, column), strict=True):
         axes.axvline(x, **_BASE_LINE)
@@ -55,7 +55,8 @@ def scatter(axes: Any, table: Table, column: str) -> None:
     axes.set_title(f"Spearman {correlation(table, column)}{crossing}", fontsize=10)
     axes.margins(0.12)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left")  # empty if both order the rows alike
+    # Without handles, the groups with error bars would be last.
+    axes.legend(handles=shown, fontsize=8, loc="upper left")  # empty if both order the rows alike
 
 
 def _base(table: Table) -> list[Row]:

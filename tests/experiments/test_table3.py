@@ -302,6 +302,12 @@ def test_error_bars_are_drawn_for_rows_of_several_seeds_alone(tmp_path, drawn):
     assert not any(axes.containers for axes in drawn(MINIATURE))
 
 
+def test_the_legend_has_the_groups_in_the_order_of_the_table_with_error_bars_or_without(tmp_path, drawn):
+    made = [trained("base", 5.0, 22), *(trained("a_h1", 6.0 + seed, 21 + seed, seed=seed) for seed in (0, 1))]
+    for axes in drawn(records(tmp_path, *made, trained("b_dk16", 7.0, 20))):
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["base, big", "(A)", "(B)"]
+
+
 def test_records_that_do_not_make_one_table_are_refused(tmp_path, capsys):
     other_steps = trained("a_h1", seed=1, steps=7)
     averaged = trained("a_h1", averaged_steps=[1, 2])
