@@ -284,7 +284,9 @@ class RunFolder:
 def _why_no_run(path: Path) -> str:
     """What is wrong with the path of a run, with the run that it is a part of, or one of those that are in it."""
     if not path.exists():
-        return f"no folder {path}; train a run there with --config=…"
+        is_ensemble = "," in str(path)
+        advice = "this takes one run and no ensemble" if is_ensemble else "train a run there with --config=…"
+        return f"no folder {path}; {advice}"
     has_config = lambda folder: (folder / "config.json").is_file()
     advice = "train one with --config=…"
     if run := next(filter(has_config, path.parents[:2]), None):

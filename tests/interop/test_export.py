@@ -68,6 +68,7 @@ def test_safetensors_and_config_rebuild_the_model(tmp_path, capsys, make, vocabu
             "format: unknown value 'onnx'; known: marian, ctranslate2",
         ),
         (["--workdir=OUT", "--format=safetensors", "--output=OUT"], "workdir: no folder "),
+        (["--workdir=RUN,RUN", "--format=safetensors", "--output=OUT"], "; this takes one run and no ensemble"),
         (["--workdir=RUN", "--format=safetensors", "--output=OUT", "--step=7"], "has no checkpoint"),
         (["--workdir=RUN", "--format=safetensors", "--output=RUN"], "run exists and is not an empty folder"),
     ],
