@@ -232,13 +232,13 @@ def _text_of(run: Path, name: str) -> list[str]:
 
 def read_record(path: str | Path) -> Record:
     """The record in a file."""
-    hint = "`experiments.records.record_of` makes records of runs"
+    hint = "give a record that experiments.records wrote, or a run folder"
     return _check_record(read_fields(path, RECORD_FIELDS, hint), f"record: {path}")
 
 
 def read_fields(path: str | Path, fields: Iterable[str], hint: str) -> Record:
     """The object in a file; refuses one without these fields, with a `hint` at what makes them."""
-    path = existing_file("record", path, "give a record that experiments.records wrote, or a run folder")
+    path = existing_file("record", path, hint)
     record = check_types(read_json(path), {}, f"record: {path}")
     for field in fields:
         if field not in record:
@@ -255,7 +255,10 @@ def load(path: str, of_run: Reader = record_of, read: Reader = read_record) -> l
     """The records of one command-line argument: of a run folder, of a file, or of a folder of records."""
     if not Path(path).is_dir():
         return [read(path)]
-    return [of_run(path)] if is_run(path) else read_records(path, read)
+    found = [of_run(path)] if is_run(path) else read_records(path, read)
+    if not found:
+        raise InputError(f"record: no *.json in {path}; give a run folder, a record or a folder of records")
+    return found
 
 
 def is_run(folder: str | Path) -> bool:

@@ -316,18 +316,20 @@ def test_what_is_no_evaluation_of_a_finished_parsing_run_is_refused(tmp_path, ca
     unfinished = parsing_run(tmp_path / "unfinished")
     (unfinished / "result.json").unlink()
     evaluation = stored_evaluation(run)
-    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere = tmp_path / "elsewhere/record.json"
+    elsewhere.parent.mkdir()
     elsewhere.write_bytes(evaluation.read_bytes())
     two = {"one": "averaged checkpoint 9000", "two": "averaged checkpoint 9000"}
     for path, message in [
         (foreign, r"record: no f1 in .*base_seed_0\.json; give a record that experiments\.parsing_records wrote"),
-        (elsewhere, r"record: no row in .*elsewhere\.json"),
+        (elsewhere, r"record: no row in .*elsewhere/record\.json"),
         (
             run_folder(tmp_path / "ende"),
             r"evaluation: no f1 in .*ende/result\.json: test; --mode=evaluate of a parsing",
         ),
         (unfinished, r"run: no seed in .*; train it to its end"),
-        (tmp_path / "absent", "record: no file "),
+        (tmp_path / "absent", r"record: no file .*; give a record that experiments\.parsing_records wrote"),
+        (tmp_path, r"record: no \*\.json in .*; give a run folder, a record or a folder of records"),
         (run / "evaluations/absent.json", "evaluation: no file "),
         (stored_evaluation(run, "a", step=500), "is of step 500; result.json describes step 9000"),
         (stored_evaluation(run, "c", split="dev"), "is of the 'dev' set; a record is of the test set"),
