@@ -93,7 +93,7 @@ def test_with_separate_vocabularies_translations_are_ours(separate):
     sentences = [source for source, _ in toy_corpus.pairs(6, 4)]
     tokens = [pieces(ours.vocabularies.source, sentence) for sentence in sentences]
     found = theirs.translate_batch(tokens, beam_size=1, min_decoding_length=0, max_decoding_length=10)
-    expected = ours.translate(sentences, beam_size=1, alpha=0.0, max_extra_length=20)
+    expected = ours.translate(sentences, beam_size=1, alpha=0.0, min_length=0, max_extra_length=20)
     assert len({tuple(result.hypotheses[0]) for result in found}) > 1
     for result, hypotheses in zip(found, expected, strict=True):
         assert len(result.hypotheses[0]) > 1
@@ -145,7 +145,7 @@ def test_without_a_length_penalty_translations_are_ours(trained, tmp_path, beam_
         max_decoding_length=100,
         return_scores=True,
     )
-    expected = ours.translate(sentences, beam_size=beam_size, alpha=0.0, max_extra_length=100)
+    expected = ours.translate(sentences, beam_size=beam_size, alpha=0.0, min_length=0, max_extra_length=100)
     assert len({tuple(result.hypotheses[0]) for result in found}) > 10
     for result, hypotheses in zip(found, expected, strict=True):
         assert hypotheses[0].finished and [*result.hypotheses[0], "</s>"] == hypotheses[0].tokens

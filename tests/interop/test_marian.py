@@ -109,7 +109,7 @@ def assert_generate_finds_our_translations(run, folder):
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     sentences = [s for s, _ in toy_corpus.pairs(6, 4)]
     found = model.generate(**tokenizer(sentences, padding=True, return_tensors="pt"), num_beams=1, max_length=12)
-    ours = t2t_jax.load(run).translate(sentences, beam_size=1, alpha=0.0, max_extra_length=20)
+    ours = t2t_jax.load(run).translate(sentences, beam_size=1, alpha=0.0, min_length=0, max_extra_length=20)
     assert len({hypotheses[0].text for hypotheses in ours}) > 1
     for ids, hypotheses in zip(found, ours, strict=True):
         theirs = tokenizer.convert_ids_to_tokens([i for i in ids.tolist()[1:] if i != 0])

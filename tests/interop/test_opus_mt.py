@@ -157,7 +157,8 @@ def test_greedy_translations_are_those_of_transformers(published):
     folder, run = published
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
-    ours = [best for best, *_ in t2t_jax.load(run).translate(SENTENCES, beam_size=1, alpha=0.0, max_extra_length=12)]
+    options = {"beam_size": 1, "alpha": 0.0, "min_length": 0, "max_extra_length": 12}
+    ours = [best for best, *_ in t2t_jax.load(run).translate(SENTENCES, **options)]
     assert len({tuple(best.tokens) for best in ours}) > 5
     generated = model.generate(
         **tokenizer(SENTENCES, padding=True, return_tensors="pt"), num_beams=1, max_new_tokens=12
