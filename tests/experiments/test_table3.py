@@ -270,7 +270,8 @@ def drawn(tmp_path, monkeypatch):
     return draw
 
 
-MINIATURE = f"--records={CONFIGS.parent / 'experiments/results/table3_miniature'}"
+MINIATURE_RECORDS = CONFIGS.parent / "experiments/results/table3_miniature"
+MINIATURE = f"--records={MINIATURE_RECORDS}"
 
 
 def test_the_labels_of_the_figure_stay_within_its_axes(drawn):
@@ -278,7 +279,7 @@ def test_the_labels_of_the_figure_stay_within_its_axes(drawn):
 
     for axes in drawn(MINIATURE):
         names = [text for text in axes.texts if isinstance(text, Annotation)]
-        assert len(names) == 20
+        assert len(names) == len([*MINIATURE_RECORDS.glob("*.json")]) > 10
         frame = axes.get_window_extent()
         for name in names:
             box = Text.get_window_extent(name)
@@ -366,9 +367,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "6aa5062bc69b04557372ffa49859b67eff21a95dd3523b45b36b600ca3053241",
-    (True, "latex"): "624b36b3b038526a064629866035c9b8e98194d87e453c5fe435403ad680a10a",
-    (True, "csv"): "d28292107a127939df0c9610d1e9b8707e9e37cb6368188c69cb2571fd856a86",
+    (True, "markdown"): "3761d1df880aa3be7cc6856e6da150f8288eab5ef8b20e2f600d63cacd2c6677",
+    (True, "latex"): "6d3726b2a0d4650c8b11c83c2f5a2c1c77b84062a728da9f442b4a5f9497c7d2",
+    (True, "csv"): "37fd509da8e205b7774da9c746e6f3d592d7741227fdc4bc972ad80937319066",
 }
 
 
