@@ -367,9 +367,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "3761d1df880aa3be7cc6856e6da150f8288eab5ef8b20e2f600d63cacd2c6677",
-    (True, "latex"): "6d3726b2a0d4650c8b11c83c2f5a2c1c77b84062a728da9f442b4a5f9497c7d2",
-    (True, "csv"): "37fd509da8e205b7774da9c746e6f3d592d7741227fdc4bc972ad80937319066",
+    (True, "markdown"): "7a7125e06a45b8d953f9caa4f569984e90006e67f208d627d7d9d9c81d729b81",
+    (True, "latex"): "38c32144a5107906a855866b7cb78500a37f259bde9cf03a7d21a4e429b121d0",
+    (True, "csv"): "bc1baeb4cdfca617d116accdc814a8eee6a9fbc6242b539d6a23ee8016addfc9",
 }
 
 
