@@ -243,7 +243,8 @@ def test_the_benchmark_of_an_accelerator_is_rehearsed_on_a_cpu(tmp_path, image):
     assert files.pop("laws")["results"] == dict.fromkeys(laws, "passed")
     numbers = [number for found in files.values() for number in found["results"].values()]
     assert all(isinstance(number, (int, float)) for number in numbers)
-    assert {"base_step_seconds", "base_torch_bfloat16_step_seconds"} <= files["training"]["results"].keys()
+    assert {"base_step_seconds", "base_torch_bfloat16_compiled_step_seconds"} <= files["training"]["results"].keys()
+    assert {"base_buckets_step_seconds", "base_torch_bfloat16_step_seconds"} <= files["ablations"]["results"].keys()
     systems = {name.partition("_")[0] for name in files["decoding"]["results"]}
     assert systems == {"ours", "transformers"}
 
