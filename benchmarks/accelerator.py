@@ -244,18 +244,18 @@ def ablate(report: Report, sizes: Sizes) -> None:
         "base no compiler options": Case("base", dataclasses.replace(ours, compiler_options=False), packed),
         "base buckets": Case("base", ours, buckets),
     }
-    *not_compiled, _ = torch_cases(sizes, ["base"])
+    *not_compiled, _ = torch_groups(sizes, ["base"])
     measure_groups(report, sizes, [group, *not_compiled])
 
 
 def training_groups(sizes: Sizes) -> list[Group]:
     """All of ours, then PyTorch's compiled steps."""
     packed, ours = packed_batches(sizes), JaxStep("bfloat16", fused_attention=True)
-    *_, compiled = torch_cases(sizes, sizes.models)
+    *_, compiled = torch_groups(sizes, sizes.models)
     return [{model: Case(model, ours, packed) for model in sizes.models}, compiled]
 
 
-def torch_cases(sizes: Sizes, models: Sequence[str]) -> list[Group]:
+def torch_groups(sizes: Sizes, models: Sequence[str]) -> list[Group]:
     """PyTorch's steps of these models: not compiled, then, where that is possible, compiled; without it, none."""
     if not importlib.util.find_spec("torch"):
         return [{}]

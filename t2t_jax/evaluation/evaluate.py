@@ -110,11 +110,11 @@ def evaluate(
         return Evaluation(scores, [], metric)
     sources, references = sources[:decode_sentences], references[:decode_sentences]
     decoded = sharding.share_out(decode, sources)
-    outputs = [text for text, _ in decoded]
+    outputs, search = [text for text, _ in decoded], check_options(**options)
     scores |= {
         **metric.score(sources, outputs, references, target_language, translator.vocabularies.target.lowercases),
         "headline": metric.headline,
-        **{option: getattr(check_options(**options), option) for option in _RECORDED},
+        **{option: getattr(search, option) for option in _RECORDED},
     }
     if translator.task.grammar:
         scores |= _well_formed([repairs for _, repairs in decoded])
