@@ -8,6 +8,7 @@ from t2t_jax.decoding.attention_maps import AttentionMaps
 from t2t_jax.decoding.translator import Translator, load
 from t2t_jax.errors import InputError
 from t2t_jax.files import check_pairing, new_folder, read_text, write_bytes
+from t2t_jax.progress_bar import progress_bar
 from t2t_jax.run_folder import RunFolder, row_of
 from t2t_jax.temporary_folders import original_of
 from t2t_jax.visualization.figures import MOST_LINES, Panel, draw_heat_maps, draw_lines, save
@@ -33,7 +34,8 @@ def attention_run(workdir: str, *, source: str, target: str | None, output: str,
         _check_size(translator, [(len(pair.source), len(pair.target)) for pair in maps])
         content = page(maps, f"Attention of {row_of(Path(original_of(workdir)))}").encode()
         write_bytes(folder / PAGE, content)
-        count = sum(len(save(figure, folder / name)) for name, figure in _figures(maps))
+        figures = progress_bar(_figures(maps), total=2 * len(KINDS) * len(maps), desc="drawing", unit=" figures")
+        count = sum(len(save(figure, folder / name)) for name, figure in figures)
     return f"{output}/{PAGE}: {len(maps)} sentence{'s' * (len(maps) > 1)}, {len(content):,} bytes; and {count} figures"
 
 

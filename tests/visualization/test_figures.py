@@ -68,14 +68,20 @@ def test_one_head_needs_no_key(map):
 
 def test_heat_maps_have_the_weights_of_every_head(map):
     figure = draw_heat_maps(map, "title")
-    panels = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
-    assert panels.keys() == {f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3)}
+    axes = figure.axes[0]
+    texts = {text.get_text(): text.get_position() for text in axes.texts}
+    images = list(axes.images)
+    assert len(images) == 6
     for layer, head in np.ndindex(2, 3):
-        (image,) = panels[f"layer {layer + 1}, head {head + 1}"].images
+        x, y = texts[f"layer {layer + 1}, head {head + 1}"]  # above the middle of its map
+        (image,) = (i for i in images if i.get_extent()[0] < x < i.get_extent()[1] and 0 < i.get_extent()[3] - y < 0.1)
         np.testing.assert_array_equal(image.get_array(), map.weights[layer, head])
         assert image.get_clim() == (0, 1)
-    labels = [label.get_text() for label in panels["layer 1, head 1"].get_yticklabels()]
-    assert labels == ["▁x", "▁y", "<EOS>"]
+    labels = [(text.get_text(), text.get_position()[1]) for text in axes.texts if text.get_position()[0] < 0]
+    assert [label for label, _ in labels] == ["▁x", "▁y", "<EOS>"] * 2
+    for layer, (_, _, bottom, top) in enumerate(image.get_extent() for image in images[::3]):
+        middles = top + (bottom - top) * np.array([1, 3, 5]) / 6  # of the rows
+        np.testing.assert_allclose([y for _, y in labels[3 * layer : 3 * layer + 3]], middles)
     bar = next(axes.yaxis for axes in figure.axes if axes.get_ylabel() == "attention weight")
     sizes = {bar.label.get_size(), *(tick.label2.get_size() for tick in bar.get_major_ticks())}
     assert sizes <= {6, 8}  # those of the labels and the titles of the maps
