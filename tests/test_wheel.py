@@ -25,6 +25,8 @@ translator = t2t_jax.load(run)
 (hypothesis, *_), = translator.translate(["one two"])
 score, = translator.score([("one two", hypothesis.text)])
 assert score.num_tokens > 0 > score.log_prob
+slow_imports = {"tensorboardX", "tensorflow_datasets", "matplotlib", "torch"}  # no translation needs them
+assert not slow_imports & sys.modules.keys()
 from t2t_jax.visualization.page import page
 assert page(translator.attention(["one two"]), "one two").startswith("<!DOCTYPE html>")
 """
