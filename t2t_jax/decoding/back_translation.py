@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from t2t_jax.decoding.trained_model import TrainedModel, restore_all
+from t2t_jax.decoding.trained_model import TrainedModel, decode_options, restore_all
 from t2t_jax.decoding.translator import Hypothesis, Translator, check_options, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.files import (
@@ -32,7 +32,6 @@ from t2t_jax.files import (
     write_object,
 )
 from t2t_jax.progress_bar import progress_bar
-from t2t_jax.run_folder import RunFolder
 
 _WINDOW_LINES = 1024  # translated together; what a killed process loses
 
@@ -57,7 +56,7 @@ def back_translate_run(
     """
     if single_line(tag) != tag:
         raise InputError(f"tag: {tag!r} holds the end of a line; pairs are line by line: give one line")
-    options = RunFolder.open(workdir.split(",")[0]).decode_options(**options)
+    options = decode_options(workdir, **options)
     check_options(**options)
     path = existing_text("source", source)
     members = restore_all(workdir, step)

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
 
+from t2t_jax.decoding.trained_model import decode_options
 from t2t_jax.decoding.translator import Hypothesis, Translator, check_lists, check_options, load
 from t2t_jax.errors import InputError, choice
 from t2t_jax.files import check_pairing, existing_text, read_lines, unpacked_lines
 from t2t_jax.progress_bar import progress_bar
-from t2t_jax.run_folder import RunFolder
 
 _WINDOW_LINES = 4096  # at most; a window of lines is translated together
 _READ_AHEAD_CHARACTERS = 1 << 24  # no more is read while so many wait to be translated
@@ -38,7 +38,7 @@ def translate_run(
 
     Options that are None take the value in the config of the (first) run.
     """
-    options = RunFolder.open(workdir.split(",")[0]).decode_options(**options)
+    options = decode_options(workdir, **options)
     check_options(**options)
     prefixes = unpacked_lines(existing_text("target_prefix", target_prefix)) if target_prefix else None
     translate_stream(

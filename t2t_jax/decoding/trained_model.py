@@ -43,6 +43,11 @@ def restore_all(path: str | Path, step: int | str | None) -> list[TrainedModel]:
     return members
 
 
+def decode_options(path: str | Path, **given: Any) -> dict[str, Any]:
+    """The options of decoding of a run, or of the first of an ensemble, replaced by those `given` that are not None."""
+    return RunFolder.open(str(path).split(",")[0]).decode_options(**given)
+
+
 def _check_same_task(first: RunFolder, other: RunFolder) -> None:
     """Refuses an ensemble of runs that do different things, such as translate in opposite directions."""
     ours, theirs = first.config["data"], other.config["data"]

@@ -16,10 +16,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from t2t_jax import signals
-from t2t_jax.decoding.trained_model import restore_all
+from t2t_jax.decoding.trained_model import decode_options, restore_all
 from t2t_jax.decoding.translator import translator_of
 from t2t_jax.errors import InputError, Range
-from t2t_jax.run_folder import RunFolder
 from t2t_jax.serving.app import Demo
 from t2t_jax.serving.connection import Connection
 from t2t_jax.serving.guard import host_names
@@ -34,7 +33,7 @@ def serve_run(
 ) -> None:
     """Serves the translator of a run, or of an ensemble of runs, until a signal comes."""
     hosts = [host, *host_names(allowed_hosts)]
-    defaults = RunFolder.open(workdir.split(",")[0]).decode_options()
+    defaults = decode_options(workdir)
     with contextlib.closing(listen(host, port)) as listener:
         members = restore_all(workdir, step)
         data = members[0].run.config["data"]
