@@ -308,6 +308,6 @@ def _top_candidates(
     best = top_k(flat(penalised), min(count, penalised[0].size))
     parents = best // penalised.shape[-1]
     tokens, token_log_probs, penalised = (
-        jnp.take_along_axis(flat(x), best, axis=1) for x in (tokens, values, penalised)
+        jnp.take_along_axis(flat(x), best, axis=1, mode="promise_in_bounds") for x in (tokens, values, penalised)
     )
     return _Candidates(parents, tokens, token_log_probs, penalised)

@@ -99,7 +99,8 @@ def gather_hypotheses(tree: Any, parents: Int[Array, "B W"]) -> Any:
     """Leaves [B, W', …] → [B, W, …]: hypothesis w of each sentence becomes hypothesis `parents[:, w]`."""
 
     def gather(x):
-        return jnp.take_along_axis(x, parents.reshape(*parents.shape, *(1,) * (x.ndim - 2)), axis=1)
+        indices = parents.reshape(*parents.shape, *(1,) * (x.ndim - 2))
+        return jnp.take_along_axis(x, indices, axis=1, mode="promise_in_bounds")
 
     return jax.tree.map(gather, tree)
 
@@ -134,7 +135,7 @@ def _empty_hypotheses(rows: int, width: int, capacity: int) -> Hypotheses:
         tokens=jnp.zeros((rows, width, capacity), jnp.int32),
         token_log_probs=jnp.zeros((rows, width, capacity)),
         lengths=jnp.zeros((rows, width), jnp.int32),
-        log_probs=jnp.full((rows, width), NEG_INF),
-        scores=jnp.full((rows, width), NEG_INF),
+        log_probs=jnp.full((rows, width), NEG_INF, jnp.float32),
+        scores=jnp.full((rows, width), NEG_INF, jnp.float32),
         finished=jnp.zeros((rows, width), bool),
     )

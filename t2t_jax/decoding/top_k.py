@@ -32,9 +32,9 @@ def top_tokens(
         *values.shape[1:], -1
     )  # [B, W, count·chunk]
     rows, hypotheses = (x[..., None] for x in jnp.indices(values.shape[1:]))
-    candidates = values.at[tokens, rows, hypotheses].get(mode="fill", fill_value=-jnp.inf)
+    candidates = values.at[tokens, rows, hypotheses].get(mode="fill", fill_value=-jnp.inf, wrap_negative_indices=False)
     values, columns = _sorted_top_k(candidates, count)
-    return values, jnp.take_along_axis(tokens, columns, axis=2)
+    return values, jnp.take_along_axis(tokens, columns, axis=2, mode="promise_in_bounds")
 
 
 def top_k(values: Float[Array, "*n"], count: int) -> Int[Array, "*k"]:

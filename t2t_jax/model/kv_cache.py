@@ -93,7 +93,7 @@ def init_cache(
     return KVCache(
         layers=layers(capacity * beam_size),
         source=SourceCache(layers(source_length), jnp.zeros((rows, 1, 1, source_length), bool)),
-        ancestors=jnp.full((rows, beam_size, capacity), -1),
+        ancestors=jnp.full((rows, beam_size, capacity), -1, jnp.int32),
         slot=jnp.zeros((), jnp.int32),
     )
 
@@ -123,7 +123,9 @@ def write_slot(
 
 def reorder_cache(cache: KVCache, parents: Int[Array, "B W"]) -> KVCache:
     """After a step of beam search: hypothesis w of sentence b now continues hypothesis `parents[b, w]`."""
-    return cache._replace(ancestors=jnp.take_along_axis(cache.ancestors, parents[..., None], axis=1))
+    return cache._replace(
+        ancestors=jnp.take_along_axis(cache.ancestors, parents[..., None], axis=1, mode="promise_in_bounds")
+    )
 
 
 def resize_cache(cache: KVCache, capacity: int) -> KVCache:

@@ -153,6 +153,13 @@ def test_each_shape_bucket_is_compiled_once(translator):
     assert num_compiled() == compiled
 
 
+def test_a_search_goes_on_with_the_program_that_it_began_with(translator):
+    """Its state has the same types before and after each call, none of them weak: else it is compiled twice."""
+    before = continuous_batching._decode._cache_size()
+    assert len(translator.translate(["one two"] * 100, max_extra_length=2, beam_size=7)) == 100
+    assert continuous_batching._decode._cache_size() == before + 1
+
+
 def test_an_ensemble_averages_probabilities(translator):
     (model,), (params,) = translator.ensemble
     other = tiny.sharp_variables(model, seed=2)["params"]
