@@ -64,6 +64,8 @@ def test_the_n_best_are_shown_with_their_scores_and_their_attention(visit, clien
     assert texts(browser, ".text") == [hypothesis["text"] for hypothesis in found]
     shown = [float(text.removeprefix("score ")) for text in texts(browser, ".score")]
     assert shown == pytest.approx([hypothesis["score"] for hypothesis in found], abs=1e-4)
+    numbers = [text.split()[1] for text in texts(browser, ".score, .log-prob")]
+    assert len(numbers) == 12 and all(len(number.partition(".")[2]) == 4 for number in numbers)
     browser.find_element("css selector", ".numbers button").click()
     wait(browser, "return document.querySelector('iframe')")
     browser.switch_to.frame(browser.find_element("css selector", "iframe"))
