@@ -132,6 +132,9 @@ class StoreSettings:
         names = [field.name for field in dataclasses.fields(cls)]
         if missing := [name for name in names if name not in data]:  # as in imported runs
             raise InputError(f"data.{missing[0]} is not in the config: the run has no data of its own; name your files")
+        for name in ("source_language", "target_language"):
+            if not data[name]:
+                raise InputError(f"data.{name} is empty; give the code of a language, such as en")
         fields = {name: data[name] for name in names}
         for name in ("vocabulary", "source_vocabulary"):
             fields[name] = str(expanded(f"data.{name}", data[name])) if data[name] else ""

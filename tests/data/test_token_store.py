@@ -429,7 +429,11 @@ def test_a_store_of_a_version_that_counted_less_is_opened(corpus, tmp_path):
 
 def test_bad_settings_are_refused_before_anything_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "read_corpus", lambda *_: pytest.fail("the corpus was read"))
-    data = tiny_config(tmp_path).data
-    data.max_length = 1
-    with pytest.raises(InputError, match="data.max_length"):
-        open_store(data)
+    for field, value, message in (
+        ("max_length", 1, "data.max_length"),
+        ("source_language", "", "data.source_language is empty; give the code of a language"),
+    ):
+        data = tiny_config(tmp_path).data
+        data[field] = value
+        with pytest.raises(InputError, match=message):
+            open_store(data)
