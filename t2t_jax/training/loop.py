@@ -27,7 +27,7 @@ from t2t_jax.training.device_defaults import peak_tflops
 from t2t_jax.training.fine_tuning import Pretrained, starting_point
 from t2t_jax.training.profiler import Profiler
 from t2t_jax.training.progress import IN_FLIGHT, Progress
-from t2t_jax.training.result import finish, made_on
+from t2t_jax.training.result import finish, four_digits, made_on
 from t2t_jax.training.setup import LAST_PAIRS, Experiment, compile_step, make_translator, restore_or_init, say, set_up
 from t2t_jax.training.train_step import TrainState
 from t2t_jax.training.watchdog import Watchdog
@@ -141,7 +141,7 @@ def evaluate_dev(experiment: Experiment, state: TrainState, step: int, progress:
             decode_sentences=config.evaluate.decode_sentences, **config.decode,
         )  # fmt: skip
         metrics = {"dev_perplexity": found.scores["perplexity"]}
-        text = f"step {step:,}: dev perplexity {metrics['dev_perplexity']:#.4g}"
+        text = f"step {step:,}: dev perplexity {four_digits(metrics['dev_perplexity'])}"
         if found.outputs:
             metrics[f"dev_{experiment.task.metric}"] = found.scores[found.metric.headline]
             text += f", {found.metric.describe(found.scores, digits=1)}"

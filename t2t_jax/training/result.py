@@ -95,4 +95,9 @@ def print_scores(name: str, found: Evaluation) -> None:
 
 def perplexity(found: Evaluation) -> str:
     """The perplexity for people to read: "perplexity 4.920 per subword"."""
-    return f"perplexity {found.scores['perplexity']:#.4g} per subword"
+    return f"perplexity {four_digits(found.scores['perplexity'])} per subword"
+
+
+def four_digits(number: float) -> str:
+    """A positive number for people to read: "4.920", "1,442"."""
+    return f"{number:,.0f}" if 999.95 <= number < 1e6 else f"{number:#.4g}"

@@ -11,7 +11,7 @@ from t2t_jax.evaluation.evaluate import Evaluation
 from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.training import result
 from t2t_jax.training.loop import train
-from t2t_jax.training.result import hardware, print_scores
+from t2t_jax.training.result import four_digits, hardware, print_scores
 from tests.runs import tiny_config
 
 SCORES = {"sacrebleu": 12.345, "signature": "tok:13a", "chrf": 50.0, "perplexity": 4.0, "sentences": 2}
@@ -26,6 +26,14 @@ def test_the_scores_that_there_are_are_printed(capsys, further, printed):
     headline, others = capsys.readouterr().out.splitlines()
     assert headline == "test: BLEU 12.35 on 2 sentences  tok:13a"
     assert others == f"test: {printed} 4.000 per subword"
+
+
+@pytest.mark.parametrize(
+    ("number", "printed"),
+    [(1.0, "1.000"), (999.9, "999.9"), (999.97, "1,000"), (14210.95, "14,211"), (2.5e9, "2.500e+09")],
+)
+def test_numbers_for_people_have_four_digits_and_no_trailing_point(number, printed):
+    assert four_digits(number) == printed
 
 
 @pytest.mark.parametrize(("devices", "named"), [(1, r"\d+ cores?"), (8, r"\d+ cores?, 8 devices")])
