@@ -19,7 +19,7 @@ from absl import flags
 from configs import base_ende
 from t2t_jax import command_line, huge_pages, signals
 from t2t_jax.command_line import checkpoint, config_of, number_range, overrides_of, required, step_list
-from t2t_jax.errors import InputError, exit_code_of, open_standard_streams
+from t2t_jax.errors import InputError, exit_code_of, full_disk_named, open_standard_streams
 from t2t_jax.files import cache_folder
 
 # Each mode imports what it needs, so that a mistyped flag is reported before JAX is loaded.
@@ -70,7 +70,7 @@ def translate(args: flags.FlagValues) -> None:
 
     options = decode_options(args) | {name: args[name].value for name in (*_SEARCH, "output_format")}
     options |= {"sampling": sampling_of(args), "step": checkpoint(args.step)}
-    with run_folders(args) as run:
+    with run_folders(args) as run, full_disk_named("standard output"):
         # Detached: Python closes sys.stdin at exit, and aborts where the thread that reads ahead waits for a line.
         translate_run(run, sys.stdin.detach(), sys.stdout, **options)
 
@@ -89,7 +89,7 @@ def score(args: flags.FlagValues) -> None:
     _, source, target = (required(args, name) for name in ("workdir", "source", "target"))
     from t2t_jax.decoding.stream import score_run
 
-    with run_folders(args) as run:
+    with run_folders(args) as run, full_disk_named("standard output"):
         score_run(run, sys.stdout, source=source, target=target, step=checkpoint(args.step), dtype=args.dtype)
 
 

@@ -73,6 +73,20 @@ def storage_reason(error: BaseException) -> str | None:
     return next(found, None)
 
 
+@contextlib.contextmanager
+def full_disk_named(path: str | os.PathLike) -> Iterator[None]:
+    """Names `path`, where the block writes, in the error of a full disk, which itself names no file."""
+    try:
+        yield
+    except StopError:
+        raise
+    except Exception as error:  # of C++ and Rust too
+        for number in (errno.ENOSPC, errno.EDQUOT):
+            if storage_reason(error) == os.strerror(number) and getattr(error, "filename", None) is None:
+                raise OSError(number, os.strerror(number), str(path)) from error
+        raise
+
+
 def memory_reason(error: BaseException) -> str | None:
     """The reason for an error of JAX that a device's memory is too small for; None for any other error.
 
@@ -182,7 +196,8 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
     code = 0
     try:
         code = command() or 0
-        _flush_output()
+        with full_disk_named("standard output"):
+            sys.stdout.flush()
         return code
     except BrokenPipeError:  # the program that reads our output has closed it, as `head` does
         return code
@@ -209,14 +224,6 @@ def open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (it stays open)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-
-
-def _flush_output() -> None:
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        error.filename = "standard output"
-        raise
 
 
 def _discard_unwritten() -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from t2t_jax import signals
-from t2t_jax.errors import DamagedError, InputError, on_one_line, shown, storage_reason
+from t2t_jax.errors import DamagedError, InputError, full_disk_named, on_one_line, shown, storage_reason
 
 try:
     from compression import zstd  # from Python 3.14 on
@@ -184,7 +184,8 @@ def write_bytes(path: Path, content: bytes) -> None:
         return
     partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     try:
-        partial.write_bytes(content)
+        with full_disk_named(path):
+            partial.write_bytes(content)
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -265,7 +266,8 @@ def new_folder(field: str, path: str | Path) -> Iterator[Path]:
         with _folder_errors(field, path):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-        yield partial
+        with full_disk_named(path):
+            yield partial
         with _folder_errors(field, path):  # something may have taken its place meanwhile
             os.replace(partial, folder)
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from t2t_jax.errors import InputError, Range, check_ranges
+from t2t_jax.errors import InputError, Range, check_ranges, full_disk_named, stop_reason
 
 
 @dataclasses.dataclass
@@ -88,6 +88,35 @@ def test_a_full_disk_behind_standard_output_is_one_line(lines):
     with run(f"print('line\\n' * {lines})", "> /dev/full", stderr=subprocess.PIPE) as process:
         assert re.fullmatch("error: (standard output|a file): No space left .*\n", process.stderr.read())
         assert process.wait(60) == 2
+
+
+class RustError(Exception):
+    """As the libraries raise that are not written in Python."""
+
+
+def write(path):
+    with open(path, "w", buffering=1) as file:
+        print("a line", file=file)
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (lambda: write("/dev/full"), "FOLDER: No space left on device; correct that, or give another path"),
+        (RustError("I/O error: No space left on device (os error 28)"), "FOLDER: No space left on device; correct"),
+        (InputError("workdir: not saved (No space left on device)"), "workdir: not saved"),
+        (lambda: write("/dev/full/file"), "/dev/full/file: Not a directory"),
+        (RustError("bug"), None),
+    ],
+)
+def test_a_full_disk_is_named_by_where_the_command_writes(body, line):
+    """The operating system names no file where a write fails, only where opening one does."""
+    with pytest.raises(Exception) as failed, full_disk_named("FOLDER"):
+        if callable(body):
+            body()
+        raise body
+    stop = stop_reason(failed.value)
+    assert (stop and (stop[0].startswith(line), stop[1])) == (line and (True, 2))
 
 
 def test_other_files_and_lines_do_not_get_into_closed_streams():

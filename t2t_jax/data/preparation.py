@@ -37,7 +37,7 @@ from t2t_jax.data.task import (
 )
 from t2t_jax.data.token_store import SIDES, TokenStore
 from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, train_symbols, train_vocabulary
-from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice
+from t2t_jax.errors import DamagedError, InputError, Range, check_ranges, choice, full_disk_named
 from t2t_jax.files import cache_folder, expanded, folder_lock, is_url, read_object, sha256, write_bytes, write_object
 from t2t_jax.object_store import mirrored
 
@@ -163,7 +163,8 @@ def open_store(data: Mapping[str, Any], on_slurm: Mapping[str, str] | None = Non
         plain = json.loads(json.dumps(data, default=dict))
         slurm.run_array(functools.partial(_write_share, plain, work), work / "jobs", on_slurm, "prepare")
 
-    with mirrored("data.directory", data["directory"], _store_folder(corpus, settings, directory)):
+    mirror = mirrored("data.directory", data["directory"], _store_folder(corpus, settings, directory))
+    with mirror, full_disk_named(directory):
         return prepare(corpus, settings, directory, None if on_slurm is None else write_by_jobs)
 
 

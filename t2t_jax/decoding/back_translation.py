@@ -20,7 +20,7 @@ import numpy as np
 
 from t2t_jax.decoding.trained_model import TrainedModel, decode_options, restore_all
 from t2t_jax.decoding.translator import Hypothesis, Translator, check_options, translator_of
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, full_disk_named
 from t2t_jax.files import (
     check_output,
     existing_text,
@@ -70,7 +70,7 @@ def back_translate_run(
     dtype = dtype or "float32"
     conditions = {"source": sha256(path), "tag": tag, "dtype": dtype, "seed": str(seed), "run": _digest(members)}
     conditions |= {name: None if value is None else str(value) for name, value in options.items()}
-    with folder_lock(work):
+    with folder_lock(work), full_disk_named(work):
         # The copy of the text is complete before the translations begin: if it alone is missing, it has been renamed.
         if texts.exists() and (work / translations.name).exists() and not (work / texts.name).exists():
             files.remove(texts)

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from t2t_jax import sharding, signals
 from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.data.shards import refuse_unguarded_script
-from t2t_jax.errors import InputError, InterruptedRun
+from t2t_jax.errors import InputError, InterruptedRun, full_disk_named
 from t2t_jax.evaluation.evaluate import evaluate
 from t2t_jax.files import is_url
 from t2t_jax.model.flops import training_flops
@@ -55,7 +55,7 @@ def train(
         check(config)
     if is_url(workdir) and jax.process_count() > 1:
         raise InputError(f"workdir: {workdir}: several processes need a folder that they share; give the path of one")
-    with local_run(workdir, trains=True) as (folder, publish):
+    with local_run(workdir, trains=True) as (folder, publish), full_disk_named(folder):
         start = None
         if init_from:  # the config gets its sizes from there
             config, start = starting_point(config, init_from, RunFolder(folder), overrides)

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from t2t_jax.checkpoints import Checkpoints, CheckpointWriter, average_last
+from t2t_jax.errors import full_disk_named
 from t2t_jax.evaluation.evaluate import Evaluation, evaluate
 from t2t_jax.files import sha256, write_lines, write_object
 from t2t_jax.provenance import code_version, cpu_name
@@ -55,10 +56,11 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
             write_lines(run.path / f"{split}.reference.txt", store.held_out(split)[1])
         texts = [run.path / f"{split}.{side}.txt" for split in found for side in ("hypotheses", "reference")]
         write_object(run.result, result | {"sha256": {path.name: sha256(path) for path in texts}})
-        print_samples(*store.held_out("test"), found["test"], config.evaluate.samples)
-        print(f"dev: {found['dev'].metric.describe(found['dev'].scores)}, {perplexity(found['dev'])}")
-        for split in store.test_sets:
-            print_scores(split, found[split])
+        with full_disk_named("standard output"):
+            print_samples(*store.held_out("test"), found["test"], config.evaluate.samples)
+            print(f"dev: {found['dev'].metric.describe(found['dev'].scores)}, {perplexity(found['dev'])}")
+            for split in store.test_sets:
+                print_scores(split, found[split])
     return result
 
 
