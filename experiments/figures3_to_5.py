@@ -13,6 +13,7 @@ the paper does not name, has the two that differ most.
 
 import argparse
 import itertools
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -114,9 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workdir", required=True, help="the run")
+    parser.add_argument("--workdir", type=os.path.expanduser, required=True, help="the run")
     parser.add_argument("--step", help="a step, last or averaged; default: averaged if there is one, else last")
-    parser.add_argument("--output", help="a folder; default: RUN/figures")
+    parser.add_argument("--output", type=os.path.expanduser, help="a folder; default: RUN/figures")
     return exit_code_of(lambda: draw(**vars(parser.parse_args(argv))))
 
 

@@ -15,6 +15,7 @@ the records' headline score is not BLEU, it is shown instead, and none of the pa
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -230,9 +231,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     ours = parser.add_mutually_exclusive_group()
-    ours.add_argument("--records", help="a folder of records")
-    ours.add_argument("--workdir", help="the --workdir of a sweep")
-    parser.add_argument("--configs", default=str(CONFIGS / "table3"), help="a folder of configs, one per row")
+    path = os.path.expanduser
+    ours.add_argument("--records", type=path, help="a folder of records")
+    ours.add_argument("--workdir", type=path, help="the --workdir of a sweep")
+    parser.add_argument(
+        "--configs", type=path, default=str(CONFIGS / "table3"), help="a folder of configs, one per row"
+    )
     parser.add_argument("--base", metavar="ROW", help="the row that the others are compared with; default: base")
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     parser.add_argument("--figure", help="plot our scores against the paper's into this .png or .svg file")
@@ -242,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(options: Any) -> None:
     """Draws the figure, prints the table to standard output and the notes under it, with CSV to standard error."""
     if options.figure:
-        figure_file("--figure", options.figure)
+        options.figure = figure_file("--figure", options.figure)
     records = read_records(options.records) if options.records else []
     records = sweep_records(options.workdir, options.base) if options.workdir else records
     table = make_table(records, options.configs, options.base)

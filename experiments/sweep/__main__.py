@@ -158,7 +158,7 @@ def folder(path: str) -> Path:
     """The value of --workdir."""
     if is_url(path):
         raise argparse.ArgumentTypeError(f"{path} is a URL; give the path of a folder")
-    return Path(path)
+    return Path(path).expanduser()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

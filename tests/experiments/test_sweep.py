@@ -53,6 +53,13 @@ def test_a_dry_run_prints_the_commands_of_all_trials_and_runs_nothing(capsys, tm
     ]
 
 
+def test_a_sweep_in_the_home_folder_is_where_its_trials_train(capsys, tmp_path, monkeypatch):
+    """After `--workdir=` the shell leaves ~ as it is: main.py trained there, and the sweep looked in the folder `~`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, (line,), _ = dry_run(capsys, "table3", "--workdir=~/sweep", "--rows=base")
+    assert code == 0 and f"--workdir={tmp_path}/sweep/base/seed_0" in line
+
+
 def test_a_grid_has_a_row_for_each_combination_of_its_values(capsys, tmp_path):
     arguments = ("table3", f"--workdir={tmp_path}", "--rows=base", "--set", "@miniature", "--seeds=2")
     grid = ("--grid", "optimizer.warmup_steps=500,1000", "--grid", "optimizer.learning_rate_factor=0.5,1,2")

@@ -238,6 +238,14 @@ def test_the_figure_has_a_labelled_point_for_each_row(suffix, tmp_path, capsys):
         assert [drawn.count(f"<!-- {text} -->") for text in ("base", "a_h1", "big", "(A)", "c_n2")] == [2, 2, 2, 2, 0]
 
 
+def test_paths_may_begin_with_the_home_folder(tmp_path, monkeypatch):
+    """The shell leaves ~ as it is after `--records=`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    records(tmp_path, trained("base"))
+    assert main(["--records=~/records", "--figure=~/figure.svg"]) == 0
+    assert (tmp_path / "figure.svg").stat().st_size
+
+
 def test_labels_in_the_figure_do_not_overlap(tmp_path):
     """With all twenty rows at distinct perplexities."""
     from matplotlib.figure import Figure
