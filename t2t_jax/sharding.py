@@ -164,7 +164,8 @@ def joined_processes(
                 heartbeat_timeout_seconds=int(2 * timeout_seconds) + 10,
             )
     except ValueError as error:
-        raise InputError(f"--distributed: {error}; give --coordinator, --num_processes and --process_id") from None
+        reason = str(error).rstrip(".")
+        raise InputError(f"--distributed: {reason}; give --coordinator, --num_processes and --process_id") from None
     # Gloo, JAX's collectives on CPUs, prints to standard output, which is for results alone.
     sys.stdout = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="surrogateescape")
     os.dup2(2, 1)

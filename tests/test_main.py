@@ -123,6 +123,7 @@ def test_a_real_process_exits_with_2_and_no_traceback(tmp_path, arguments, messa
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: {message}") and len(done.stderr.splitlines()) == 1
+    assert ".;" not in done.stderr
 
 
 def test_every_test_set_is_scored(command, tmp_path, capsys):
