@@ -163,7 +163,8 @@ def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
     given = [flag for flag in named if flag.startswith("--config.")]
     if given and not any(arg.startswith("--config=") for arg in argv):
         return (
-            f"{given[0]} overrides a field of a config; give --config too, for example --config=configs/quickstart.py"
+            f"{given[0]} overrides a field of a config; give --config too, for example --config=configs/quickstart.py; "
+            "a mode that reads a run has flags instead, such as --beam_size"
         )
     unknown = [flag for flag in given if flag not in known]
     if not unknown:

@@ -52,6 +52,7 @@ def run(tmp_path_factory):
         ([QUICKSTART, "--workdir=WORK", "--config.data.corpus=files"], "data.train is empty; set it to the PREFIX"),
         ([QUICKSTART, "--workdir=WORK", "--config.data.train=mine"], "data.train=mine has no effect with data.corpus"),
         (["--config.model.d_model=3"], "give --config too, for example --config=configs/quickstart.py"),
+        (["--mode=translate", "--workdir=WORK", "--config.decode.beam_size=3"], "has flags instead, such as --beam_"),
         (["--mode=transalte"], "--mode=transalte"),
         (["--moed=train"], "moed"),
         (["train"], "unexpected argument 'train'"),
