@@ -30,7 +30,8 @@ Item = TypeVar("Item")
 class Progress:
     """Collects the metrics of each step; logs their means over `log_interval` steps and the time of each phase.
 
-    Time outside of any phase counts as that of the steps. Stops the run when a loss is not finite.
+    The last interval of a run may be shorter. Time outside of any phase counts as that of the steps. Stops the run when
+    a loss is not finite.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Progress:
         `peak_flops` is the rate of all devices together, 0 where it is unknown. With `skip_nonfinite`, updates with a
         number that is not finite have been skipped: they are counted and reported.
         """
-        self._run, self._log_interval, self._schedule, self._peak_flops = run, log_interval, schedule, peak_flops
+        self._run, self._schedule, self._peak_flops = run, schedule, peak_flops
+        self._log_interval, self._train_steps = log_interval, train_steps
         self._skip_nonfinite, self._watchdog = skip_nonfinite, watchdog
         # Twice a second on a terminal, once a minute in a log file.
         interval = 0.5 if sys.stderr.isatty() else 60
@@ -136,7 +138,7 @@ class Progress:
         self._pairs_crc32 = zlib.crc32(np.ascontiguousarray(pairs), self._pairs_crc32)  # the same in all processes
         while len(self._pending) > IN_FLIGHT:
             self._take()
-        if step % self._log_interval == 0:
+        if step % self._log_interval == 0 or step == self._train_steps:
             self.flush()
             self._log(step)
         self._bar.update()

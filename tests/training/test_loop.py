@@ -27,15 +27,15 @@ def test_dev_evaluations_decode_as_many_sentences_as_asked_for_which_a_resumed_r
 
 
 def test_a_run_counts_the_padding_of_both_sides_and_the_operations_of_both_passes(tmp_path):
-    config = tiny_config(tmp_path, train__train_steps=4, train__r_drop=5.0, data__num_buckets=1)
+    config = tiny_config(tmp_path, train__train_steps=5, train__r_drop=5.0, data__num_buckets=1)
     uneven = [(f"{source} {source}", target) for source, target in toy_corpus.pairs(300, 0)]
     toy_corpus.write(tmp_path / "train", uneven)
     result = train(config, str(tmp_path / "run"))
     store = open_store(config.data)
     batches, shape = make_batches(config, store), TransformerConfig(**store.vocabularies.sizes, **config.model)
-    flops = [training_flops(shape, *batches.lengths(batches.pairs(step)[0])) for step in range(4)]
+    flops = [training_flops(shape, *batches.lengths(batches.pairs(step)[0])) for step in range(5)]
     assert result["training_flops"] == pytest.approx(2 * sum(flops))
     logged = [json.loads(line)["padding"] for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    for found, steps in zip(logged, ((0, 1), (2, 3)), strict=True):
+    for found, steps in zip(logged, ((0, 1), (2, 3), (4,)), strict=True):
         ids = np.concatenate([batches[step][side].ravel() for step in steps for side in ("inputs", "targets")])
         assert found == pytest.approx(np.mean(ids == 0), abs=1e-9)
