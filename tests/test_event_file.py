@@ -1,4 +1,6 @@
+import math
 import struct
+import time
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
@@ -22,14 +24,14 @@ def events(path):
 def test_numbers_are_in_the_file_as_soon_as_they_are_added(tmp_path):
     file = EventFile(tmp_path / "tensorboard", 7)
     file.add(7, {"loss": 2.5, "nll": 2.0})
-    file.add(8, {"loss": 1.5})
+    file.add(300, {"loss": 1.5, "perplexity": 1e300})
     (path,) = (tmp_path / "tensorboard").iterdir()
     version, start, *logged = events(path)
     assert version.file_version == "brain.Event:2"
-    assert start.step == 7 and start.session_log.status == SessionLog.START
+    assert start.wall_time == pytest.approx(time.time(), abs=60) and start.step == 7 and start.session_log.status == SessionLog.START
     assert [(e.step, {v.tag: v.simple_value for v in e.summary.value}) for e in logged] == [
         (7, {"loss": 2.5, "nll": 2.0}),
-        (8, {"loss": 1.5}),
+        (300, {"loss": 1.5, "perplexity": math.inf}),
     ]
 
 
