@@ -67,8 +67,7 @@ def test_its_model_is_restored_as_a_function_and_its_parameters(run):
     (expected,) = translator.ensemble.params
     jax.tree.map(np.testing.assert_array_equal, trained.params, expected)
     ids = jnp.array([trained.vocabularies.source.encode("one two three")])
-    params = jax.tree.map(jnp.asarray, trained.params)
-    assert trained.model.apply({"params": params}, ids, ids).shape == (*ids.shape, 340)
+    assert jax.jit(trained.model.apply)({"params": trained.params}, ids, ids).shape == (*ids.shape, 340)
     assert trained.task == TASKS["translation"] and t2t_jax.restore(str(run), "last").averaged_steps == [4]
 
 

@@ -39,15 +39,22 @@ def is_tree(ids, num_words, pieces=PIECES, in_order=False):
     )
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def constrain(constraint, *arguments):
+    return constraint(*arguments)
+
+
 def allowed_after(prefixes, num_words, limit, pieces=PIECES, in_order=False):
     """The tokens that the grammar allows after each of these prefixes of equal length."""
     length = len(prefixes[0])
-    tokens = np.zeros((1, len(prefixes), limit), np.int32)
-    tokens[0, :, :length] = prefixes
-    tokens[0, :, length:] = 4  # rubbish, which must be ignored
-    arguments = jnp.asarray(tokens), jnp.array([length]), jnp.array([limit]), jnp.array([[num_words]])
-    constraint = tree_grammar(pieces, in_order=in_order)
-    found = np.asarray(constraint(jnp.zeros((1, len(prefixes), len(pieces))), *arguments))[0]
+    tokens = np.full((len(prefixes), limit), 4, np.int32)  # after the prefix is rubbish, which must be ignored
+    tokens[:, :length] = prefixes
+    lengths = *np.array([[length], [limit]]), np.array([[num_words]])
+    constraint, found = tree_grammar(pieces, in_order=in_order), []
+    for first in range(0, len(prefixes), 64):  # at a time, so that one shape is compiled
+        some = np.resize(tokens[first : first + 64], (1, 64, limit))
+        found.append(constrain(constraint, np.zeros((1, 64, len(pieces)), np.float32), some, *lengths)[0])
+    found = np.concatenate(found)[: len(prefixes)]
     assert set(np.unique(found)) <= {0.0, -np.inf}  # log-probabilities of allowed tokens do not change
     return [set(np.flatnonzero(row == 0).tolist()) for row in found]
 

@@ -76,7 +76,7 @@ def test_score_is_the_log_softmax_of_the_forward_pass(translator):
     source, target = "one two three", "drei zwei"
     inputs, targets = (jnp.array([translator.vocabularies.target.encode(text)]) for text in (source, target))
     (model,), (params,) = translator.ensemble
-    logits = model.apply({"params": params}, inputs, targets)
+    logits = tiny.apply(model, {"params": params}, inputs, targets)
     expected = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[0, :, 0]
     (score,) = translator.score([(source, target)])
     np.testing.assert_allclose(score.token_log_probs, expected, atol=1e-4)

@@ -19,14 +19,15 @@ BATCH, HEADS, K, V = 2, 2, 3, 5
 
 
 def arrays(length):
-    keys = jax.random.split(jax.random.key(length), 3)
+    rng = np.random.default_rng(length)
     shapes = (BATCH, HEADS, length, K), (BATCH, HEADS, K, length), (BATCH, HEADS, length, V)
-    return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True)]
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
+@functools.cache
 def masks(length):
-    ids = (jnp.arange(length)[None] < jnp.array([[length], [length - 2]])).astype(jnp.int32)
-    segments = ids * (1 + jnp.arange(length)[None] // 3)
+    ids = np.arange(length)[None] < np.array([[length], [length - 2]])
+    ids, segments = jnp.asarray(ids, jnp.int32), jnp.asarray(ids * (1 + np.arange(length)[None] // 3), jnp.int32)
     return {"none": None, "padding": padding_mask(ids), "segments": segment_mask(segments, segments)}
 
 
@@ -48,9 +49,9 @@ def test_blocks_equal_a_mask_of_nearby_positions(length, left, right, kind):
     """For every position that may attend to any; the others are padding."""
     query, key, value = arrays(length)
     mask = masks(length)[kind]
-    offsets = jnp.arange(length)[None] - jnp.arange(length)[:, None]
+    offsets = np.arange(length)[None] - np.arange(length)[:, None]
     near = ((offsets >= -left) & (offsets <= right))[None, None]
-    whole = near if mask is None else near & mask
+    whole = near if mask is None else near & np.asarray(mask)
     expected, found = both(query, key, value, whole, mask, left, right)
     real = np.broadcast_to(whole.any(axis=-1), (BATCH, HEADS, length))
     np.testing.assert_allclose(found[real], expected[real], atol=1e-5)

@@ -74,7 +74,8 @@ def test_the_gradient_of_learned_positions_adds_up_in_float32(rows, length, pack
     params = tiny.variables(model)["params"]
     ids, segments = jnp.ones((rows, length), int), jnp.tile(jnp.arange(1, length + 1), (rows, 1)) if packed else None
     embed = lambda module: module._embed_source(ids, segments)
-    gradient = jax.grad(lambda params: model.apply({"params": params}, method=embed).astype(jnp.float32).sum())(params)
+    total = lambda params: model.apply({"params": params}, method=embed).astype(jnp.float32).sum()
+    gradient = jax.jit(jax.grad(total))(params)
     np.testing.assert_array_equal(gradient["source_positions"]["table"][0], 1024)
 
 
@@ -86,12 +87,14 @@ def test_no_gradient_crosses_the_border_of_a_pair(norm):
     ids, segments = jnp.array([[2, 3, 4, 5, 6, 7, 0]]), jnp.array([[1, 1, 2, 2, 2, 3, 0]])
     weights = jax.random.normal(jax.random.key(0), (1, 7, VOCAB))
 
-    def of_pair(params, pair):
+    @jax.jit
+    @jax.grad
+    def gradient_of(params, pair):
         logits = model.apply({"params": params}, ids, ids, segments, segments)
         return jnp.sum(logits * weights * (segments == pair)[..., None])
 
     for pair, pair_ids in ((1, [2, 3]), (2, [4, 5, 6]), (3, [7])):
-        gradient = jax.grad(of_pair)(params, pair)
+        gradient = gradient_of(params, pair)
         # The last target id is only predicted, never an input.
         for side, inputs in (("source_embedding", pair_ids), ("target_embedding", pair_ids[:-1])):
             np.testing.assert_array_equal(np.flatnonzero(np.abs(gradient[side]["table"]).sum(axis=1)), inputs)

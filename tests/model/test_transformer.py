@@ -86,7 +86,7 @@ def test_layer_norm_epsilon_is_what_is_added_to_the_variance():
     spread = {}
     for epsilon in (1e-6, 0.9):
         model = tiny.model(layer_norm_epsilon=epsilon)
-        spread[epsilon] = jnp.std(model.apply(tiny.variables(model), inputs, targets))
+        spread[epsilon] = jnp.std(tiny.apply(model, tiny.variables(model), inputs, targets))
     assert spread[0.9] < 0.9 * spread[1e-6]
 
 
@@ -193,6 +193,7 @@ def test_a_source_id_beyond_the_target_vocabulary_is_read_from_its_own_row():
     model = tiny.model(**TWO_VOCABULARIES)
     params = tiny.variables(model)["params"]
     inputs, targets = jnp.array([[SOURCE_VOCAB - 1, 4, 1]]), tiny.sentences([T], T)
-    gradient = jax.grad(lambda params: jnp.sum(model.apply({"params": params}, inputs, targets)[..., :2]))(params)
+    total = lambda params: jnp.sum(model.apply({"params": params}, inputs, targets)[..., :2])
+    gradient = jax.jit(jax.grad(total))(params)
     used = np.abs(gradient["source_embedding"]["table"]).sum(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(used), [1, 4, SOURCE_VOCAB - 1])
