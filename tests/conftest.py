@@ -34,9 +34,11 @@ def pytest_configure(config):
     hypothesis.settings.register_profile("any machine", deadline=None)  # times depend on the load of the machine
     hypothesis.settings.load_profile("any machine")
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(config.cache.mkdir("jax"))  # for the processes that tests start
-    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    folder = str(config.cache.mkdir("jax"))
+    cached = {"jax_compilation_cache_dir": folder, "jax_persistent_cache_min_compile_time_secs": 0}
+    for name, value in cached.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)  # for the processes that tests start
 
 
 def pytest_collection_modifyitems(items):
