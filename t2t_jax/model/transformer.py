@@ -1,5 +1,6 @@
 """§3.1: the Transformer, an encoder and a decoder stack: whole sentences, or one target position at a time."""
 
+import functools
 import math
 from typing import Any
 
@@ -227,6 +228,7 @@ def _restart_at_segments(
     return vectors[jax.lax.optimization_barrier(positions - starts)]
 
 
+@functools.lru_cache(maxsize=32)  # each run of an ensemble asks for them
 def param_shapes(model: Transformer) -> Any:
     """Shapes and dtypes of the model's parameters, without allocating them."""
     ids = jnp.ones((1, 2), jnp.int32)
