@@ -44,7 +44,7 @@ def test_cached_decoding_is_the_arg_max_rollout_of_the_full_forward_pass(changes
     model = tiny.model(**changes)
     inputs = tiny.sentences([S, 4], S, vocab_size=model.config.source_vocab_size or VOCAB)
     different_tokens = []
-    for seed in range(8):
+    for seed in range(19, 27):  # in each variant some of these models do not repeat one token
         variables = tiny.sharp_variables(model, seed)
         cached, cached_logits = rollout(model, variables, inputs, 12)
         targets = jnp.zeros((B, 12), jnp.int32)
