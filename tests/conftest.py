@@ -51,7 +51,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    gc.freeze()  # what is imported is not searched for garbage again and again, a twentieth of the time
+    """Python searches for garbage a twentieth of the time, mostly in what was imported."""
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,6 +63,7 @@ def few_compiled_programs():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)
