@@ -21,7 +21,6 @@ import t2t_jax
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.files import read_object, write_object, zstd
 from t2t_jax.training.loop import train
-from t2t_jax.training.result import four_digits
 from tests.data import toy_corpus
 from tests.interop import models
 from tests.runs import tiny_config
@@ -137,7 +136,7 @@ def test_every_test_set_is_scored(command, tmp_path, capsys):
     assert written["other_tests"] == result["other_tests"]
     dev, *tests = capsys.readouterr().out.splitlines()[-5:]
     bleu, perplexity = (result["dev"][score] for score in ("sacrebleu", "perplexity"))
-    assert dev == f"dev: BLEU {bleu:.2f}, perplexity {four_digits(perplexity)} per subword"
+    assert dev == f"dev: BLEU {bleu:.2f}, perplexity {perplexity:#.4g} per subword"
     assert [line.partition(":")[0] for line in tests] == ["test", "test", "talks", "talks"]
     hypotheses = (tmp_path / "run" / "talks.hypotheses.txt").read_text().splitlines()
     assert len(hypotheses) == 7 and "talks.reference.txt" in written["sha256"]
