@@ -304,10 +304,6 @@ def _top_candidates(
     if penalty is not None:
         values += jnp.take_along_axis(penalty, tokens.reshape(batch, -1), axis=1).reshape(tokens.shape)
     penalised = jnp.where((tokens == EOS) & ~may_end[:, None, None], NEG_INF, penalised)
-    flat = lambda x: x.reshape(batch, -1)
-    best = top_k(flat(penalised), min(count, penalised[0].size))
-    parents = best // penalised.shape[-1]
-    tokens, token_log_probs, penalised = (
-        jnp.take_along_axis(flat(x), best, axis=1, mode="promise_in_bounds") for x in (tokens, values, penalised)
-    )
-    return _Candidates(parents, tokens, token_log_probs, penalised)
+    flat = [x.reshape(batch, -1) for x in (tokens, values, penalised)]
+    best = top_k(flat[-1], min(count, flat[-1].shape[1]))
+    return _Candidates(best // penalised.shape[-1], *gather_hypotheses(flat, best))
