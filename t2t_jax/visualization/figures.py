@@ -31,6 +31,8 @@ _KEY_WIDTH, _KEY_HEIGHT, _KEY_SQUARE = 0.38, 0.24, 0.12  # of a head's entry in 
 _MAP_PER_TOKEN, _SMALLEST_MAP, _LARGEST_MAP = 0.1, 1.1, 4.0  # of a heat map's side; beyond 40 tokens without labels
 _MAP_GAP, _MAP_TITLE_HEIGHT, _BAR_WIDTH = 0.1, 0.25, 0.6
 
+_MAP_LABEL = {"size": 6, "parse_math": False}
+
 
 class Panel(NamedTuple):
     """Heads of one layer of a map, counted from 1; with a `query`, only what the token at this position attends to."""
@@ -179,11 +181,12 @@ def draw_heat_maps(map: AttentionMap, title: str) -> Any:
     longest = max(queries, keys)
     cell = min(max(_SMALLEST_MAP, _MAP_PER_TOKEN * longest), _LARGEST_MAP) / longest
     across, down = max(cell * keys, _SMALLEST_MAP) + _MAP_GAP, cell * queries + _MAP_TITLE_HEIGHT
+    lefts, tops = across * np.arange(heads), down * np.arange(layers) + _MAP_TITLE_HEIGHT
     width, height = heads * across, layers * down
     figure = Figure(figsize=(width + _BAR_WIDTH, height))
     axes = figure.add_axes((0, 0, width / (width + _BAR_WIDTH), 1))  # for all maps: 48 axes take seconds to draw
     for layer, head in np.ndindex(layers, heads):
-        left, top = head * across, layer * down + _MAP_TITLE_HEIGHT
+        left, top = lefts[head], tops[layer]
         corners = left, left + cell * keys, top + cell * queries, top
         image = axes.imshow(
             map.weights[layer, head], cmap="Blues", vmin=0, vmax=1, interpolation="nearest", extent=corners
@@ -193,15 +196,12 @@ def draw_heat_maps(map: AttentionMap, title: str) -> Any:
         axes.text(middle, top - 0.04, f"layer {layer + 1}, head {head + 1}", size=8, ha="center", va="bottom")
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")  # inches
     axes.set_axis_off()
-    if cell >= _MAP_PER_TOKEN * (1 - 1e-9):  # there is room for labels
-        style = {"size": 6, "parse_math": False}
-        for layer, (n, label) in itertools.product(range(layers), enumerate(_labels(map.queries))):
-            y = layer * down + _MAP_TITLE_HEIGHT + (n + 0.5) * cell
-            axes.text(-0.05, y, label, ha="right", va="center", **style)
-        for head, (n, label) in itertools.product(range(heads), enumerate(_labels(map.keys))):
-            axes.text(
-                head * across + (n + 0.5) * cell, height + 0.05, label, rotation=90, ha="center", va="top", **style
-            )
+    if _MAP_PER_TOKEN * longest <= _LARGEST_MAP:
+        for top, (n, label) in itertools.product(tops, enumerate(_labels(map.queries))):
+            axes.text(-0.05, top + (n + 0.5) * cell, label, ha="right", va="center", **_MAP_LABEL)
+        for left, (n, label) in itertools.product(lefts, enumerate(_labels(map.keys))):
+            x = left + (n + 0.5) * cell
+            axes.text(x, height + 0.05, label, rotation=90, ha="center", va="top", **_MAP_LABEL)
     _draw_bar(figure, image)
     figure.text(width / 2 / (width + _BAR_WIDTH), 1 + 0.03 / height, title, size=10, ha="center", parse_math=False)
     return figure
