@@ -196,8 +196,7 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
     code = 0
     try:
         code = command() or 0
-        with full_disk_named("standard output"):
-            sys.stdout.flush()
+        _flush_output()
         return code
     except BrokenPipeError:  # the program that reads our output has closed it, as `head` does
         return code
@@ -224,6 +223,14 @@ def open_standard_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (it stays open)
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
+def _flush_output() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError as error:  # a full disk, or a terminal that is gone
+        error.filename = "standard output"
+        raise
 
 
 def _discard_unwritten() -> None:
