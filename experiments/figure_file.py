@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax.errors import InputError
+from t2t_jax.files import expanded
 
 _SUFFIXES = (".png", ".svg")
 
 
 def figure_file(flag: str, path: str) -> Path:
     """The path given as `flag`; refuses one that no figure could be written to."""
-    file = Path(path).expanduser()
+    file = expanded(flag, path)
     if file.suffix not in _SUFFIXES:
         raise InputError(f"{flag}={path}: must end in {' or '.join(_SUFFIXES)}")
     if not file.parent.is_dir():

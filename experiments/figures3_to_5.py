@@ -16,7 +16,6 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ import t2t_jax
 from t2t_jax.command_line import checkpoint
 from t2t_jax.decoding.attention_maps import AttentionMap
 from t2t_jax.errors import InputError, exit_code_of
+from t2t_jax.files import expanded
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.visualization.figures import Panel, draw_lines, save
 
@@ -82,7 +82,7 @@ def draw(workdir: str, step: str | None, output: str | None) -> None:
     """Draws all figures and prints what each file shows; `step` is that of a checkpoint, last or averaged."""
     chosen = checkpoint(step)
     run = RunFolder.open(workdir)
-    folder = Path(output or run.path / "figures").expanduser()
+    folder = expanded("--output", output or run.path / "figures")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--workdir", type=os.path.expanduser, required=True, help="the run")
     parser.add_argument("--step", help="a step, last or averaged; default: averaged if there is one, else last")
-    parser.add_argument("--output", type=os.path.expanduser, help="a folder; default: RUN/figures")
+    parser.add_argument("--output", help="a folder; default: RUN/figures")
     return exit_code_of(lambda: draw(**vars(parser.parse_args(argv))))
 
 

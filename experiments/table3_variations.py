@@ -245,13 +245,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(options: Any) -> None:
     """Draws the figure, prints the table to standard output and the notes under it, with CSV to standard error."""
-    if options.figure:
-        options.figure = figure_file("--figure", options.figure)
+    figure = options.figure and figure_file("--figure", options.figure)
     records = read_records(options.records) if options.records else []
     records = sweep_records(options.workdir, options.base) if options.workdir else records
     table = make_table(records, options.configs, options.base)
-    if options.figure:
-        draw(table, options.figure)
+    if figure:
+        draw(table, figure)
     header, rows = for_csv(table) if options.format == "csv" else for_people(table)
     print(render(header, rows, options.format))
     print_notes(notes(table), options.format)

@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import shlex
 import signal
 import subprocess
@@ -158,7 +159,7 @@ def folder(path: str) -> Path:
     """The value of --workdir."""
     if is_url(path):
         raise argparse.ArgumentTypeError(f"{path} is a URL; give the path of a folder")
-    return Path(path).expanduser()
+    return Path(os.path.expanduser(path))  # as main.py does
 
 
 def main(argv: Sequence[str] | None = None) -> int:

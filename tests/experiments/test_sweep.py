@@ -60,6 +60,12 @@ def test_a_sweep_in_the_home_folder_is_where_its_trials_train(capsys, tmp_path, 
     assert code == 0 and f"--workdir={tmp_path}/sweep/base/seed_0" in line
 
 
+def test_a_tilde_that_is_no_home_folder_is_part_of_the_name(capsys):
+    """As in main.py's --workdir."""
+    code, (line,), _ = dry_run(capsys, "table3", "--workdir=~nobody-here/sweep", "--rows=base")
+    assert code == 0 and "--workdir=~nobody-here/sweep/base/seed_0" in line
+
+
 def test_a_grid_has_a_row_for_each_combination_of_its_values(capsys, tmp_path):
     arguments = ("table3", f"--workdir={tmp_path}", "--rows=base", "--set", "@miniature", "--seeds=2")
     grid = ("--grid", "optimizer.warmup_steps=500,1000", "--grid", "optimizer.learning_rate_factor=0.5,1,2")

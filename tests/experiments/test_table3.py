@@ -9,11 +9,13 @@ import pytest
 from scipy.stats import spearmanr
 
 from experiments import paper, table3_figure
+from experiments.figure_file import figure_file
 from experiments.records import write_records
 from experiments.sweep.plan import CONFIGS, parse_config
 from experiments.table3_figure import label_points, scatter
 from experiments.table3_rows import holm, make_table, spearman, spearman_interval
 from experiments.table3_variations import main
+from t2t_jax.errors import InputError
 from tests.experiments.runs import record, run_folder
 
 
@@ -244,6 +246,8 @@ def test_paths_may_begin_with_the_home_folder(tmp_path, monkeypatch):
     records(tmp_path, trained("base"))
     assert main(["--records=~/records", "--figure=~/figure.svg"]) == 0
     assert (tmp_path / "figure.svg").stat().st_size
+    with pytest.raises(InputError, match="--figure: '~nobody-here/f.svg': no home directory is known"):
+        figure_file("--figure", "~nobody-here/f.svg")
 
 
 def test_labels_in_the_figure_do_not_overlap(tmp_path):
