@@ -13,7 +13,7 @@ def tiny_config(directory: Path, **changes: Any):
     config.model.update(num_layers=1, d_model=16, d_ff=24, num_heads=2, d_k=8, d_v=8)
     config.data.update(
         corpus="files", directory=str(directory / "stores"), vocab_size=340, tokens_per_batch=128,
-        packing=False, num_buckets=2,
+        packing=False, num_buckets=1,
         **toy_corpus.write_splits(directory),
     )  # fmt: skip
     config.optimizer.update(warmup_steps=10)

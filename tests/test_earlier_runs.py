@@ -82,7 +82,7 @@ def test_it_exports_the_same_parameters(run, tmp_path):
 def test_it_resumes_and_ends_where_it_would_have_ended(run, tmp_path):
     config = tiny_config(
         tmp_path, train__train_steps=6, checkpoint__keep=1, checkpoint__average_last=1, model__d_model=8,
-        model__d_ff=12, model__d_k=4, model__d_v=4, evaluate__interval_steps=2,
+        model__d_ff=12, model__d_k=4, model__d_v=4, data__num_buckets=2, evaluate__interval_steps=2,
     )  # fmt: skip
     with pytest.raises(InputError, match="data.bucketing is 'smallest_shape', but .* was trained with 'partition'"):
         train(config, str(run))

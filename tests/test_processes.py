@@ -35,7 +35,7 @@ from pathlib import Path
 from tests.runs import tiny_config
 
 def get_config():
-    return tiny_config(Path({directory!r}), train__train_steps=24, train__log_interval=2, data__num_buckets=1,
+    return tiny_config(Path({directory!r}), train__train_steps=24, train__log_interval=2,
                        checkpoint__interval_steps=6)
 """
 

@@ -61,11 +61,12 @@ def test_the_same_seed_is_the_same_run_and_another_seed_another(tmp_path):
 
 
 def test_a_run_resumed_twice_equals_an_uninterrupted_one_data_order_included(tmp_path):
-    """Across the end of an epoch of 22 steps, and with a step logged after the last checkpoint."""
-    whole = tiny_config(tmp_path, train__train_steps=30, checkpoint__interval_steps=10)
+    """Across the end of an epoch of 22 steps, with two batch shapes, and a step logged after the last checkpoint."""
+    fields = {"checkpoint__interval_steps": 10, "data__num_buckets": 2}
+    whole = tiny_config(tmp_path, train__train_steps=30, **fields)
     train(whole, str(tmp_path / "whole"))
     for steps in (10, 24, 30):
-        part = tiny_config(tmp_path, train__train_steps=steps, checkpoint__interval_steps=10)
+        part = tiny_config(tmp_path, train__train_steps=steps, **fields)
         train(part, str(tmp_path / "parts"))
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 30)
 

@@ -27,7 +27,7 @@ def test_dev_evaluations_decode_as_many_sentences_as_asked_for_which_a_resumed_r
 
 
 def test_a_run_counts_the_padding_of_both_sides_and_the_operations_of_both_passes(tmp_path):
-    config = tiny_config(tmp_path, train__train_steps=5, train__r_drop=5.0, data__num_buckets=1)
+    config = tiny_config(tmp_path, train__train_steps=5, train__r_drop=5.0)
     uneven = [(f"{source} {source}", target) for source, target in toy_corpus.pairs(300, 0)]
     toy_corpus.write(tmp_path / "train", uneven)
     result = train(config, str(tmp_path / "run"))
