@@ -120,14 +120,7 @@ class Translator:
         self._check_arguments(sentences, prefixes, search)
         sentences = self._plain(sentences)
         sources = [self.task.preprocess_source(sentence) for sentence in sentences]
-        encoded = self._encode_lines(sources, split_sentences)
-        if self.task.grammar:  # of parts translated separately, the outputs together are not well-formed
-            self._check_length("source", [ids for (ids,) in encoded], first_line or 1)
-        lines = itertools.count(first_line) if first_line else itertools.repeat(None)
-        parts = [
-            [part for ids in line for part in self._parts(number, ids)]
-            for number, line in zip(lines, encoded, strict=False)
-        ]
+        parts = self._parts_of_lines(sources, split_sentences, first_line)
         starts = self._encode_prefixes(prefixes, first_line or 1) if prefixes is not None else [[]] * len(sentences)
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
         requests = [
@@ -140,18 +133,43 @@ class Translator:
         if search.constraint and (features := search.constraint.features):
             texts = [self._part_text(sources[index], parts[index], number) for index, number in owners]
             requests = _with_features(requests, [features(text) for text in texts])
-        found_parts = [[None] * len(ids) for ids in parts]
-        missing = [len(ids) for ids in parts]
+        found = self._search(owners, requests, search, [len(ids) for ids in parts], on_progress)
+        joined = [_join(hypotheses, search.alpha) for hypotheses in found]
+        return [self._postprocessed(*pair) for pair in zip(sentences, joined, strict=True)]
+
+    def _parts_of_lines(
+        self, sources: Sequence[str], split_sentences: bool, first_line: int | None
+    ) -> list[list[list[int]]]:
+        """The ids of the parts in which each line is translated."""
+        encoded = self._encode_lines(sources, split_sentences)
+        if self.task.grammar:  # of parts translated separately, the outputs together are not well-formed
+            self._check_length("source", [ids for (ids,) in encoded], first_line or 1)
+        lines = itertools.count(first_line) if first_line else itertools.repeat(None)
+        return [
+            [part for ids in line for part in self._parts(number, ids)]
+            for number, line in zip(lines, encoded, strict=False)
+        ]
+
+    def _search(
+        self,
+        owners: Sequence[tuple[int, int]],
+        requests: Sequence[Request],
+        search: SearchOptions,
+        counts: Sequence[int],
+        on_progress: Callable[[int], None],
+    ) -> list[list[list[Hypothesis]]]:
+        """The hypotheses of each part of each line: of `counts` parts; request i is (line, part) `owners[i]`."""
+        found = [[None] * count for count in counts]
+        missing = list(counts)
         on_progress(missing.count(0))
         for results in search_all(self.ensemble, requests, search, self.mesh):
             on_progress(0)  # which may raise
-            for request, found in results:
+            for request, hypotheses in results:
                 index, number = owners[request]
-                found_parts[index][number] = self._hypotheses(found)
+                found[index][number] = self._hypotheses(hypotheses)
                 missing[index] -= 1
                 on_progress(int(missing[index] == 0))
-        joined = [_join(hypotheses, search.alpha) for hypotheses in found_parts]
-        return [self._postprocessed(*pair) for pair in zip(sentences, joined, strict=True)]
+        return found
 
     def _grammar(self, search: SearchOptions, prefixes: Sequence[str] | None) -> Constraint:
         """The constraint of `constrained`."""
