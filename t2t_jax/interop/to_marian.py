@@ -22,7 +22,7 @@ from t2t_jax.model.transformer import TransformerConfig
 
 def write_marian(trained: TrainedModel, folder: Path) -> None:
     """Writes model.safetensors, and the JSON and SentencePiece files that transformers expects with it."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save  # its save_file makes a file that its owner alone can read
 
     config, run_config = trained.model.config, trained.run.config
     _check(config)
@@ -35,7 +35,7 @@ def write_marian(trained: TrainedModel, folder: Path) -> None:
     state = permute_channels(state, sines_first(config.d_model))
     bias = trained.params["logits_bias"] if config.logits_bias else np.zeros(config.vocab_size)
     state["final_logits_bias"] = np.asarray(bias, np.float32)[None]
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    write_bytes(folder / "model.safetensors", save(state, metadata={"format": "pt"}))
 
     source, target = trained.vocabularies
     tokens = {"pad_token": pad, "eos_token": eos, "unk_token": unknown}

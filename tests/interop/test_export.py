@@ -11,7 +11,7 @@ import main
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import new_folder
-from t2t_jax.interop.export import export_run
+from t2t_jax.interop.export import FORMATS, export_run
 from t2t_jax.model.attention import ATTENTIONS, scaled_dot_product_attention
 from t2t_jax.model.layers import ACTIVATIONS, relu
 from t2t_jax.model.transformer import Transformer, TransformerConfig
@@ -55,6 +55,15 @@ def test_safetensors_and_config_rebuild_the_model(tmp_path, capsys, make, vocabu
     assert Transformer(TransformerConfig(**config["model"])) == expected.model and config["step"] == expected.step
     for name in vocabularies:
         assert (tmp_path / "out" / name).read_bytes() == (run / name).read_bytes()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_all_files_of_an_export_have_the_permissions_that_the_umask_gives(run, tmp_path, format):
+    pytest.importorskip("ctranslate2" if format == "ctranslate2" else "safetensors")
+    (tmp_path / "file").touch()
+    export_run(str(run), format=format, output=str(tmp_path / "out"), step=None)
+    permissions = {path.name: path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    assert permissions == dict.fromkeys(permissions, (tmp_path / "file").stat().st_mode)
 
 
 @pytest.mark.parametrize(
