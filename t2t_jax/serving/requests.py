@@ -37,7 +37,7 @@ def read_object(body: bytes, fields: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, RecursionError):  # an integer of thousands of digits; thousands of brackets
         raise InputError('body: too large a number or too deeply nested; send {"source": "A sentence."}') from None
     if not isinstance(value, dict):
-        raise InputError(f'body must be a JSON object, such as {{"source": "A sentence."}}; got {shown(value)}')
+        raise InputError(f'body must be a JSON object, such as {{"source": "A sentence."}}; got {_shown(value)}')
     for name in value:
         choice("field", name if len(name) < 100 else name[:100] + "…", fields)
     return value
@@ -50,6 +50,9 @@ def translate_request(
     given = read_object(body, {"source": None, **OPTIONS})
     source = given.pop("source", None)
     is_list = isinstance(source, list)
+    if not is_list and not isinstance(source, str):
+        got = "nothing" if source is None else _shown(source)
+        raise InputError(f"source must be a string or a list of strings; got {got}")
     sentences = source if is_list else [source]
     if not 1 <= len(sentences) <= limits.sentences:
         hint = "; send several requests" if sentences else ""
@@ -79,6 +82,11 @@ def attention_request(body: bytes, translator: Translator, limits: Limits) -> tu
     return source, target
 
 
+def _shown(value: Any) -> str:
+    """A value for an error message, with JSON's words for null, true and false."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else shown(value)
+
+
 def _checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     """The options of a request, by their JSON types and the server's limits."""
     widest = max(limits.beam_size, defaults["beam_size"])
@@ -92,7 +100,7 @@ def _checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any], limi
         kind = type(OPTIONS[name])
         if type(value) is not kind and not (kind is float and type(value) is int):
             wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-            raise InputError(f"{name} must be {wanted}; got {shown(value)}")
+            raise InputError(f"{name} must be {wanted}; got {_shown(value)}")
         if name in ranges:
             ranges[name].check(name, value)
     return {name: type(OPTIONS[name])(value) for name, value in given.items()}
@@ -103,8 +111,7 @@ def _check_texts(field: str, texts: list[Any]) -> None:
     for number, text in enumerate(texts, start=1):
         name = _name(field, number, texts)
         if not isinstance(text, str):
-            got = "nothing" if text is None else shown(text)
-            raise InputError(f"{name} must be a string{' or a list of strings' * (field == 'source')}; got {got}")
+            raise InputError(f"{name} must be a string; got {'nothing' if text is None else _shown(text)}")
         if "\n" in text:
             where = text.index("\n") + 1
             raise InputError(f"{name}: a line end at character {where}; a sentence is one line, send a list of several")

@@ -75,16 +75,19 @@ def test_a_hundred_parallel_requests_are_all_answered_as_if_alone(client, transl
         (b"[" * 30_000, "too deeply nested"),
         (b'{"source": "one", "beam_size": ' + b"9" * 6000 + b"}", "too large a number"),
         (["one"], "body must be a JSON object"),
+        (b"null", 'such as {"source": "A sentence."}; got null'),
         ({}, "source must be a string or a list of strings; got nothing"),
         ({"source": None}, "source must be a string"),
-        ({"source": ["one", 2]}, "source, sentence 2 must be a string or a list of strings; got 2"),
+        ({"source": [["one"]]}, "source must be a string; got a list"),
+        ({"source": ["one", 2]}, "source, sentence 2 must be a string; got 2"),
         ({"source": ["one"] * 33}, "source must be 1 to 32 sentences; got 33; send several requests"),
         ({"source": "one\ntwo"}, "source: a line end at character 4; a sentence is one line"),
         ({"source": ["one", "two\ud800"]}, "source, sentence 2: '\\ud800' at character 4 is a lone surrogate; send"),
         ({"source": "xyz " * 300}, "subwords, which must be at most 256; split it"),
         ({"source": "one", "beam": 3}, "unknown value 'beam'; did you mean 'beam_size'?"),
         ({"source": "one", "beam_size": 33}, "beam_size must be at least 1 and at most 32; got 33"),
-        ({"source": "one", "beam_size": True}, "beam_size must be a whole number; got True"),
+        ({"source": "one", "beam_size": True}, "beam_size must be a whole number; got true"),
+        ({"source": "one", "beam_size": None}, "beam_size must be a whole number; got null"),
         ({"source": "one", "beam_size": 2.0}, "beam_size must be a whole number; got 2.0"),
         ({"source": "one", "n_best": 3}, "n_best must be between 1 and beam_size=2; got 3"),
         ({"source": "one", "alpha": "0.6"}, "alpha must be a number; got '0.6'"),
@@ -125,6 +128,8 @@ def test_attention_is_shown_on_a_page_of_its_own(client):
     assert client.request("GET", "/attention/other")[0] == 404
     status, answer = client.post({"source": "xyz " * 100, "target": "eins"}, path="/attention")
     assert status == 400 and "at most 128" in answer["error"]
+    status, answer = client.post({"source": ["one"], "target": "eins"}, path="/attention")
+    assert (status, answer) == (400, {"error": "source must be a string; got a list"})
     status, answer = client.post({"source": "one", "target": "\ud800"}, path="/attention")
     assert status == 400 and answer["error"].startswith("target: '\\ud800' at character 1 is a lone surrogate")
 
