@@ -7,6 +7,7 @@ later results depend on hold their own checksum.
 import hashlib
 import json
 import numbers
+import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -236,6 +237,12 @@ class RunFolder:
         return self.section("decode", _DECODE_FIELDS) | {
             name: value for name, value in given.items() if value is not None
         }
+
+    def check_evaluations(self) -> None:
+        """Raises InputError now where `keep_evaluation` would not be permitted to write later."""
+        folder = self._evaluations if self._evaluations.exists() else self.path
+        if not os.access(folder, os.W_OK):
+            raise InputError(f"workdir: {folder} can't be written to; give --output=FILE for the scores")
 
     def keep_evaluation(self, scores: dict[str, Any], conditions: dict[str, Any]) -> Path:
         """Stores the scores of an evaluation in a file of their own for these conditions; returns its path.

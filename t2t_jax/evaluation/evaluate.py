@@ -156,6 +156,8 @@ def evaluate_run(
     if output:
         _check_output(output, map(original_of, runs), [path for path in (source, reference) if path])
     split, run = split or "test", RunFolder.open(runs[0])
+    if not output:
+        run.check_evaluations()
     options = run.decode_options(**options)
     check_options(**options)
     config = run.config

@@ -184,3 +184,13 @@ def test_where_no_scores_can_be_written_nothing_is_evaluated(scored, tmp_path, m
         for path in (folder / "scores.json", tmp_path / "link.json"):
             with pytest.raises(InputError, match=f"output={path}: {refused} can't be written to"):
                 evaluate_run(**scored, output=str(path), dtype=None)
+
+
+def test_a_run_whose_evaluations_cannot_be_stored_is_not_evaluated(scored, monkeypatch):
+    monkeypatch.setattr("t2t_jax.evaluation.evaluate.restore_all", lambda *_: pytest.fail("the model was loaded"))
+    run, writable = Path(scored["workdir"]), os.access
+    for folder in (run, run / "evaluations"):  # not by chmod: root may write anywhere
+        folder.mkdir(exist_ok=True)
+        monkeypatch.setattr(os, "access", lambda path, mode, refused=folder: path != refused and writable(path, mode))
+        with pytest.raises(InputError, match=f"workdir: {folder} can't be written to; give --output=FILE"):
+            evaluate_run(**scored, output=None, dtype=None)
