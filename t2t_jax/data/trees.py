@@ -87,6 +87,9 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
             if token == "(":
                 if len(stack) == DEEPEST + 2:  # with the root and a word
                     raise InputError(f"{where}: constituents are nested deeper than {DEEPEST}; is a bracket missing?")
+                if stack and stack[-1].word is not None:
+                    word = stack[-1].word
+                    raise InputError(f"{where}: {word!r} and a bracket beside it; each word needs a tag and brackets")
                 stack.append(_Open(None, line=number))
             elif not stack:
                 raise InputError(f"{where}: {token!r} stands outside of all brackets; a tree begins with (")

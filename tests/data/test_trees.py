@@ -172,6 +172,7 @@ def test_a_file_may_have_several_trees_a_line_or_a_tree_on_several_lines(tmp_pat
         (["", "word"], "wsj, line 2: 'word' stands outside"),
         (["(S (NN a b))"], "wsj, line 1: 'b' is a second word in one bracket"),
         (["(S (NP (NN a)) b)"], "wsj, line 1: 'b' is a second word"),
+        (["(S a", "(NP (NN b)))"], "wsj, line 2: 'a' and a bracket beside it; each word needs a tag"),
         (["(S (NP (-NONE- *)))"], "wsj, line 1: a tree without a word"),
         (["()"], "wsj, line 1: a tree without a word"),
         (["(S" * 600], "wsj, line 1: constituents are nested deeper than 198"),
