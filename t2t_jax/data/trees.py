@@ -128,7 +128,7 @@ def parse(text: str) -> Tree:
 
 
 def _cleaned(tree: Tree, where: str) -> Tree:
-    """The tree below one root, without traces, constituents that hold nothing else, and function tags."""
+    """The tree below one root, without traces, empty constituents, function tags and brackets without a label."""
     root = tree if tree.label in _ROOTS and tree.word is None else Tree(ROOT, (tree,))
     found = _without_traces(root)
     if found is None:
@@ -139,7 +139,9 @@ def _cleaned(tree: Tree, where: str) -> Tree:
 def _without_traces(tree: Tree) -> Tree | None:
     if tree.word is not None:
         return None if tree.label == _TRACE else tree
-    children = tuple(child for child in map(_without_traces, tree.children) if child is not None)
+    found = (child for child in map(_without_traces, tree.children) if child is not None)
+    # A bracket without a label is no constituent, and `rebuild` cannot know it: its children take its place.
+    children = tuple(itertools.chain.from_iterable((child,) if child.label else child.children for child in found))
     return Tree(_without_function_tags(tree.label), children) if children else None
 
 

@@ -143,6 +143,13 @@ def test_traces_empty_constituents_and_function_tags_are_removed():
     assert bracketed(parse(text)) == cleaned
 
 
+def test_a_bracket_without_a_label_inside_of_a_tree_is_no_constituent():
+    """The model would have to write "(", which has no meaning to `rebuild`."""
+    cleaned = parse("(TOP (S (NN a) (VP (VB b))))")
+    for text in ("( ( (S (NN a) (VP (VB b)))))", "(S (() (NN a)) (() ((VP (VB b)))))"):
+        assert parse(text) == cleaned and bracketed(parse(text)) == "(TOP (S (NN a) (VP (VB b))))"
+
+
 def test_a_root_of_any_name_is_top_and_a_missing_one_is_added():
     for text in ("(TOP (S (NN a)))", "((S (NN a)))", "(ROOT (S (NN a)))", "(S1 (S (NN a)))", "(S (NN a))"):
         assert bracketed(parse(text)) == "(TOP (S (NN a)))"
