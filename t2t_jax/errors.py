@@ -175,14 +175,19 @@ def shown(value: Any) -> str:
 def stop_reason(error: BaseException) -> tuple[str, int] | None:
     """The line and the exit code of an error to report without a traceback; None for any other error."""
     if isinstance(error, StopError):
-        return str(error), error.exit_code
+        return _escaped(str(error)), error.exit_code
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and (reason := storage_reason(error)):
         where = error.filename2 or error.filename or "a file"
-        return f"{where}: {reason}; correct that, or give another path", InputError.exit_code
+        return f"{_escaped(str(where))}: {reason}; correct that, or give another path", InputError.exit_code
     if reason := memory_reason(error):
         advice = "lower --beam_size or data.tokens_per_batch, or end what else uses the device"
         return f"a device is out of memory ({reason}); {advice}", InputError.exit_code
     return None
+
+
+def _escaped(text: str) -> str:
+    r"""The text with \n and \r in place of line ends, which a path or a value may contain."""
+    return text.replace("\n", r"\n").replace("\r", r"\r")
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:

@@ -106,6 +106,8 @@ def write(path):
         (RustError("I/O error: No space left on device (os error 28)"), "FOLDER: No space left on device; correct"),
         (InputError("workdir: not saved (No space left on device)"), "workdir: not saved"),
         (lambda: write("/dev/full/file"), "/dev/full/file: Not a directory"),
+        (lambda: write("/dev/full/two\nlines"), r"/dev/full/two\nlines: Not a directory"),
+        (InputError("data.train=a\r\nb: no file a\r\nb.en"), r"data.train=a\r\nb: no file a\r\nb.en"),
         (RustError("bug"), None),
     ],
 )
