@@ -116,11 +116,12 @@ def required(args: flags.FlagValues, name: str) -> Any:
 
 
 def join_config(argv: list[str]) -> list[str]:
-    """Rewrites `--config FILE` in `argv` as `--config=FILE`."""
+    """Rewrites `--config FILE` in `argv` as `--config=FILE`, with the home folder in place of ~."""
     joined, rest = [], iter(argv)
     for arg in rest:
-        value = next(rest, None) if re.fullmatch("--?config", arg) else None
-        joined.append(arg if value is None else f"--config={value}")
+        flag, equals, value = arg.partition("=")
+        path = (value if equals else next(rest, None)) if re.fullmatch("--?config", flag) else None
+        joined.append(arg if path is None else f"--config={os.path.expanduser(path)}")
     return joined
 
 

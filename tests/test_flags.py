@@ -56,6 +56,13 @@ def test_a_flag_that_the_mode_does_not_use_is_refused(mode):
         parse(f"--mode={mode}", f"--{name}={values.get(name, '1')}")
 
 
+def test_a_config_in_the_home_folder(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from configs.quickstart import get_config\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in (["--config=~/mine.py"], ["--config", "~/mine.py"]):
+        assert parse(*path, "--config.train.seed=3").config.train.seed == 3
+
+
 def test_a_preset_changes_all_fields_but_those_of_flags():
     config = config_of(parse(QUICKSTART, "--preset=gpu", "--config.train.dtype=float32"))
     assert config.evaluate.dtype == "bfloat16" and config.data.packing
