@@ -32,7 +32,8 @@ _WSJ_CORPUS, _WSJ_PART = "penn_treebank", "wsj"
 
 def parser_name(record: Record) -> str:
     """The paper's name of the model, with our number of layers."""
-    return f"Transformer ({record['config']['model.num_layers']} layers), ours"
+    layers = record["config"]["model.num_layers"]
+    return f"Transformer ({layers} layer{'s' * (layers > 1)}), ours"
 
 
 def training_name(record: Record) -> str:

@@ -268,9 +268,9 @@ def test_notes_compare_a_run_with_the_config_of_its_setting(tmp_path):
     config.data.archives, config.train.train_steps = "/data/ptb", 2000
     [_, note] = notes([record(tmp_path / "a", config, steps=2000)])
     assert "departs" not in note and "2,000 steps, a shortened run: 100,000 are the whole" in note
-    config.model.num_layers = 2
+    config.model.num_layers = 1
     [_, note] = notes([record(tmp_path / "b", config)])
-    assert "Transformer (2 layers), ours" in note and "departs from its config in model.num_layers=2;" in note
+    assert "Transformer (1 layer), ours" in note and "departs from its config in model.num_layers=1;" in note
     assert "25,095 training trees of wsj;" in note
     semi = parsing_semi.get_config()
     semi.data.train = "wsj:10,/data/mine.mrg"
