@@ -150,8 +150,8 @@ def notes(table: Table) -> list[str]:
         numbers = "the paper's numbers" if table.has_paper else "the settings"
         return [f"No records: {numbers} alone.", *_of_all_rows(table)]
     return [
-        *_comparison(table), *_missing_base(table), *_statistics(table), *_correlations(table), *_of_all_rows(table),
-        *conditions,
+        *_comparison(table), *_missing_base(table), *_without_p(table), *_statistics(table), *_correlations(table),
+        *_of_all_rows(table), *conditions,
     ]  # fmt: skip
 
 
@@ -169,6 +169,13 @@ def _missing_base(table: Table) -> list[str]:
     return [f"No records of a row {table.base}, so no differences from it and no p; --base=ROW names another row."]
 
 
+def _without_p(table: Table) -> list[str]:
+    rows = [row.name for row in table.trained if row.p_value is None and row.name != table.base]
+    if not (rows and table.has_base and table.is_translation):
+        return []
+    return [f"No p of {', '.join(rows)}: not every seed is compared with {table.base} of the same seed."]
+
+
 def _statistics(table: Table) -> list[str]:
     found = []
     if any(len(row.records) > 1 for row in table.trained):
@@ -180,7 +187,8 @@ def _statistics(table: Table) -> list[str]:
         significant = sum(is_significant(row, table) for row in compared)
         found += [
             f"p: two-sided, twice that of sacreBLEU's paired bootstrap against {table.base} of the same seed{several}.",
-            f"p (Holm): corrected for {len(compared)} comparisons; * is significance at {SIGNIFICANCE_LEVEL:.0%}: "
+            f"p (Holm): corrected for {len(compared)} comparison{'s' * (len(compared) > 1)}; * is significance at "
+            f"{SIGNIFICANCE_LEVEL:.0%}: "
             f"{significant} of {len(compared)}.",
         ]
     return found

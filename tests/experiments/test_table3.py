@@ -127,14 +127,16 @@ def test_of_several_seeds_twice_the_largest_one_tailed_p_value_is_shown(tmp_path
     made = against_base(differences=(-2.5, -3.0, -1.0), p_values=(0.01, 0.001, 0.0625))
     rows, notes = table(capsys, records(tmp_path, trained("base"), *made))
     assert (rows["c_n2"]["p"], rows["base"]["p"]) == ("0.1250", "") and "of several seeds the largest" in notes
+    assert "corrected for 1 comparison;" in notes and "No p" not in notes
 
 
 def test_a_row_with_more_seeds_than_the_base_has_no_p_value_yet(tmp_path, capsys):
     """It would be that of fewer seeds than the mean beside it."""
     made = against_base(differences=(-2.5, -3.0), p_values=(0.01, 0.001))
     del made[1]["against_base"]
-    rows, _ = table(capsys, records(tmp_path, trained("base"), *made))
+    rows, notes = table(capsys, records(tmp_path, trained("base"), *made))
     assert (rows["c_n2"]["p"], rows["c_n2"]["p (Holm)"]) == ("", "")
+    assert "No p of c_n2: not every seed is compared with base of the same seed." in notes
 
 
 @pytest.mark.parametrize("differences", [(2.31, -2.24), (2.31, 0.0)])
