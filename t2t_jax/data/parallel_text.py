@@ -78,10 +78,12 @@ def _side(name: str, plain: Path, sides: list[Path]) -> Path:
 
 
 def _count_lines(path: Path) -> int:
-    count, last = 0, b"\n"
+    count, last, has_returns = 0, b"\n", False
     with unpacked(path, str(path)) as file:
         while part := file.read(1 << 20):  # not line by line: a line may be of any length
-            count, last = count + part.count(b"\n"), part[-1:]
+            count, last, has_returns = count + part.count(b"\n"), part[-1:], has_returns or b"\r" in part
+    if has_returns and not count:
+        raise InputError(rf"{path}: lines end with CR alone, as on old Macs; end them with LF: tr '\r' '\n' < FILE")
     return count + (last != b"\n")
 
 

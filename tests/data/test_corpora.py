@@ -57,6 +57,15 @@ def test_lines_end_at_newlines_only(tmp_path):
     assert list(read_files(prefixes, tmp_path).splits["dev"]()) == [("a\u2028b\x0cc", "x"), ("d", "y")]
 
 
+def test_lines_that_end_with_carriage_returns_alone_are_refused(tmp_path):
+    """They would be one pair, which is dropped as too long."""
+    prefixes = toy_corpus.write_splits(tmp_path)
+    for language in ("en", "de"):
+        (tmp_path / f"train.{language}").write_bytes(b"one\rtwo\r")
+    with pytest.raises(InputError, match=r"train.en: lines end with CR alone, as on old Macs; end them with LF: tr "):
+        read_files(prefixes, tmp_path)
+
+
 def test_sides_of_different_length_are_refused_with_both_counts(tmp_path):
     prefixes = toy_corpus.write_splits(tmp_path)
     with (tmp_path / "train.de").open("a") as file:
