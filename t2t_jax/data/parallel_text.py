@@ -69,7 +69,7 @@ def _side(name: str, plain: Path, sides: list[Path]) -> Path:
     if not found:
         also = f"{', '.join([*COMPRESSIONS][:-1])} or {[*COMPRESSIONS][-1]}"
         advice = f"the PREFIX stands for {sides[0]} and {sides[1]}, each may also end with {also}"
-        if (end := Path(plain.stem).suffix) in [side.suffix for side in sides]:
+        if (end := Path(plain.stem).suffix) and end in [side.suffix for side in sides]:
             advice = f"leave out {end}, the name is a PREFIX"
         raise InputError(f"{name}: no file {plain}; {advice}")
     if len(found) > 1:

@@ -81,6 +81,8 @@ def test_missing_files_and_prefixes_are_refused_by_field(tmp_path):
         read_files(prefixes, tmp_path)
     with pytest.raises(InputError, match=r"data.train=.*no file .*train.en.en; leave out .en, the name is a PREFIX"):
         read_files(prefixes | {"train": f"{prefixes['train']}.en"}, tmp_path)
+    with pytest.raises(InputError, match=r"data.train=.*/: no file .*/.en; the PREFIX stands for .*/.en and .*/.de"):
+        read_files(prefixes | {"train": f"{tmp_path}/"}, tmp_path)
     with pytest.raises(InputError, match=r"data.test is empty; set it to the PREFIX"):
         read_files(toy_corpus.write_splits(tmp_path) | {"test": ""}, tmp_path)
 
