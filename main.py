@@ -338,8 +338,13 @@ def main(argv: list[str]) -> int:
     return exit_code_of(run)
 
 
-if __name__ == "__main__":
+def run() -> int:
+    """`main` as a program of its own, also that of a script with entries of its own: with huge pages and signals."""
     huge_pages.enable()
     open_standard_streams()  # before a socket of signals.watch gets the number of a closed one
     signals.watch()
-    sys.exit(main(sys.argv))
+    return main(sys.argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run())

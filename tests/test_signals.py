@@ -142,6 +142,16 @@ with signals.cleanup(remove):
     assert process.stderr.read().strip() == "stopped by SIGTERM; run the same command again"
 
 
+def test_a_script_with_entries_of_its_own_is_stopped_as_main_is(tmp_path):
+    """The script of CONTRIBUTING.md, while it reads a config."""
+    (tmp_path / "config.py").write_text(f"def get_config():\n    {SLEEP_IN_C}\n")
+    [script] = re.findall(r"^```python\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
+    process = run(f"import sys; sys.argv = ['script.py', '--config={tmp_path}/config.py']\n{script}")
+    process.send_signal(TERM)
+    assert process.wait(5) == 3
+    assert process.stderr.read().strip() == "stopped by SIGTERM; run the same command again"
+
+
 # Each writes a file into the unfinished folder and then sleeps where no Python handler would run.
 EXPORT = """
 import runpy, sys

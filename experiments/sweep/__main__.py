@@ -6,7 +6,7 @@
 Rows are the files of the folder; table3 is short for configs/table3. `--set SECTION.FIELD=VALUE` changes a field in all
 rows, `--set @NAME` applies configs/presets/NAME.py to all rows. `--grid SECTION.FIELD=V1,V2,…` makes a row for each
 value, such as base_warmup_steps_500, and several of them a row for each combination. Tasks, optimisers and other
-entries of one's own need a `--main=SCRIPT` that adds them and calls main.main (docs/architecture.md).
+entries of one's own need a `--main=SCRIPT` that adds them and calls main.run (docs/architecture.md).
 
 All configs are checked before the first trial starts, except with --main: the script alone knows its entries. Trials
 with the most steps start first. A sweep may be interrupted at any time: the same command resumes it, each trial from

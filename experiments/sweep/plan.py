@@ -104,7 +104,7 @@ def script_path(path: str) -> Path:
     """The value of --main."""
     if not (Path(path).is_file() and path.endswith(".py")):
         raise InputError(
-            f"--main={path}: no such Python file; give a script that calls main.main (docs/architecture.md)"
+            f"--main={path}: no such Python file; give a script that calls main.run (docs/architecture.md)"
         )
     return Path(path)
 

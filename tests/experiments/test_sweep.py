@@ -102,7 +102,7 @@ def test_a_script_with_tasks_of_its_own_takes_the_place_of_main(capsys, tmp_path
     script = tmp_path / "my_script.py"
     script.write_text(
         "import sys\nimport main\nfrom t2t_jax.data.task import TASKS, Task\n"
-        "TASKS['mine'] = Task(corpora={}, metric='bleu')\nsys.exit(main.main(sys.argv))\n"
+        "TASKS['mine'] = Task(corpora={}, metric='bleu')\nsys.exit(main.run())\n"
     )
     given = ("table3", f"--workdir={tmp_path}/sweep", "--rows=base", "--set", "data.task=mine", "data.corpus=none")
     _, [line], _ = dry_run(capsys, *given, f"--main={script}")
@@ -143,7 +143,7 @@ def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
             "base_num_layers_-1/seed_0: model.num_layers must be at least 1 and at most 1000; got -1",
         ),
         (["table3", "--rows=base,a_h1", "--set", "model.d_k=0"], "base/seed_0: model.d_k must be at least 1"),
-        (["table3", "--main=absent.py"], "--main=absent.py: no such Python file; give a script that calls main.main"),
+        (["table3", "--main=absent.py"], "--main=absent.py: no such Python file; give a script that calls main.run"),
         (["table3", "--seeds=0"], "--seeds=0: must be at least 1"),
         (["table3", "--jobs=1000"], "--jobs=1000: must be from 1 to"),
         (["table3", "--timeout_minutes=nan"], "--timeout_minutes=nan: must be above 0 and finite"),
