@@ -1,9 +1,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jaxtyping import Array, Float, Int
 
+from t2t_jax.model.einsum import dense
+from t2t_jax.model.layers import layer_norm
 from t2t_jax.model.platform import tracing_for
 from t2t_jax.training import loss as module
 from t2t_jax.training.loss import cross_entropy, smoothed_cross_entropy_reference
@@ -167,3 +170,26 @@ def test_equal_passes_have_the_loss_of_one(before_softmax):
     twice = cross_entropy(jnp.repeat(y[:1], 2, axis=0), table, PASSES, 0.1, 5.0)
     for a, b in zip(twice, cross_entropy(y[:1], table, TARGETS[:1], 0.1), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_products_with_the_hessian_are_those_without_gradients_of_our_own(before_softmax):
+    """Computed as on docs/library.md, through a matrix product, a layer normalisation and the loss."""
+
+    def ours(x, kernel, table):
+        y = layer_norm(dense(x, kernel), jnp.full(D, 1.5), jnp.zeros(D), 1e-6)
+        return cross_entropy(y, table, TARGETS, 0.1)[0]
+
+    def plain(x, kernel, table):
+        y = 1.5 * jax.nn.standardize(x @ kernel, epsilon=1e-6)
+        return reference(y, table, TARGETS, 0.1)
+
+    x, table = before_softmax
+    at = x, jax.random.normal(jax.random.key(1), (D, D)), table
+    direction = tuple(jax.random.normal(jax.random.key(i), a.shape) for i, a in enumerate(at))
+
+    def product(f):
+        gradient = jax.grad(lambda at: f(*at))
+        return jax.jit(jax.grad(lambda at: optax.tree.vdot(gradient(at), direction)))(at)
+
+    for a, b in zip(product(ours), product(plain), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * float(jnp.abs(b).max()))
