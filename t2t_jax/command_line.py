@@ -136,6 +136,8 @@ def config_path(argv: list[str]) -> str | None:
         raise InputError(
             f"--config={on_one_line(paths[0])}: must be a Python file with a function get_config; see configs/"
         )
+    if paths and ":" in paths[0]:  # after which ml_collections expects an argument of get_config
+        raise InputError(f"--config={on_one_line(paths[0])}: no colon may be in its path; rename the file or folder")
     return paths[0] if paths else None
 
 

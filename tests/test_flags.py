@@ -63,6 +63,12 @@ def test_a_config_in_the_home_folder(tmp_path, monkeypatch):
         assert parse(*path, "--config.train.seed=3").config.train.seed == 3
 
 
+def test_a_config_with_a_colon_in_its_path_is_refused(tmp_path):
+    (tmp_path / "lr:2.py").write_text("from configs.quickstart import get_config\n")
+    with pytest.raises(InputError, match=r"lr:2.py: no colon may be in its path; rename the file or folder"):
+        parse(f"--config={tmp_path}/lr:2.py")
+
+
 def test_a_preset_changes_all_fields_but_those_of_flags():
     config = config_of(parse(QUICKSTART, "--preset=gpu", "--config.train.dtype=float32"))
     assert config.evaluate.dtype == "bfloat16" and config.data.packing
