@@ -170,14 +170,16 @@ def _weighted(train: str) -> tuple[list[str], list[float]]:
     """The names and weights in `data.train`; 1 where none is given."""
     names, weights = [], []
     for text in train.split(","):
-        name, colon, weight = text.strip().partition(":")
-        if colon and not re.fullmatch(_WEIGHT, weight):
+        name, colon, weight = text.strip().rpartition(":")
+        if not colon or "/" in weight:  # the colon is in the name of a folder
+            name, weight = text.strip(), "1"
+        if not re.fullmatch(_WEIGHT, weight):
             raise InputError(
                 f"data.train={train}: after the colon, the weight of {name} must be a positive number of at most four "
                 f"digits before and after the point; got {weight!r}"
             )
         names.append(name)
-        weights.append(float(weight or 1))
+        weights.append(float(weight))
     if len(names) == 1 and weights != [1.0]:
         raise InputError(f"data.train={train}: the weight of a single text changes nothing; leave it out")
     return names, weights

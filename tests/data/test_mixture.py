@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from t2t_jax.data import corpora
 from t2t_jax.data.batching import Batches
 from t2t_jax.data.mixture import Mixture
 from t2t_jax.data.preparation import open_store
@@ -145,6 +146,14 @@ def test_packed_batches_of_a_mixture_have_hardly_any_padding(weight):
     tokens = sum(side[batches.pairs(step)[0]].sum() for step in steps for side in sides)
     buckets = [batches.bucket(step) for step in steps]
     assert tokens > 0.92 * sum(bucket.rows * (bucket.source_length + bucket.target_length) for bucket in buckets)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "weight"),
+    [("at 12:30/news", "at 12:30/news", 1), ("a:b/news:2", "a:b/news", 2), ("12:3:1", "12:3", 1)],
+)
+def test_a_weight_follows_the_last_colon_of_a_name_so_that_a_path_may_have_others(text, name, weight):
+    assert corpora._weighted(f"{text},more") == ([name, "more"], [weight, 1])
 
 
 @pytest.mark.parametrize("weight", ["0", "-1", "nan", "x", "", "1e3", "0.0", "12345"])
