@@ -227,21 +227,21 @@ class MultiHeadAttention(nn.Module):
     fused: bool = False
 
     def setup(self):
+        def affine(name, kernel_shape, init, bias_shape):
+            """The parameters of one projection: (kernel, bias or None)."""
+            kernel = self.param(f"{name}_kernel", init, kernel_shape)
+            bias = self.param(f"{name}_bias", nn.initializers.zeros_init(), bias_shape) if self.bias else None
+            return kernel, bias
+
         def projection(name, head_dim, gain):
             shape = (self.d_model, self.num_heads, head_dim)
-            return self._affine(name, shape, glorot_uniform(gain, 0, (1, 2)), shape[1:])
+            return affine(name, shape, glorot_uniform(gain, 0, (1, 2)), shape[1:])
 
         self.query = projection("query", self.d_k, self.query_gain)
         self.key = projection("key", self.d_k, self.key_value_gain)
         self.value = projection("value", self.d_v, self.key_value_gain)
         shape = (self.num_heads, self.d_v, self.d_model)
-        self.output = self._affine("output", shape, glorot_uniform(1.0, (0, 1), 2), shape[2:])
-
-    def _affine(self, name, kernel_shape, init, bias_shape):
-        """The parameters of one projection: (kernel, bias or None)."""
-        kernel = self.param(f"{name}_kernel", init, kernel_shape)
-        bias = self.param(f"{name}_bias", nn.initializers.zeros_init(), bias_shape) if self.bias else None
-        return kernel, bias
+        self.output = affine("output", shape, glorot_uniform(1.0, (0, 1), 2), shape[2:])
 
     def _project(self, affine, x):
         """[B, T, D] → [B, T, H, head_dim]."""

@@ -197,3 +197,13 @@ def test_a_source_id_beyond_the_target_vocabulary_is_read_from_its_own_row():
     gradient = jax.jit(jax.grad(total))(params)
     used = np.abs(gradient["source_embedding"]["table"]).sum(axis=1)
     np.testing.assert_array_equal(np.flatnonzero(used), [1, 4, SOURCE_VOCAB - 1])
+
+
+@pytest.mark.filterwarnings("ignore:shape requires")  # of functions among the arguments
+def test_a_table_of_the_modules_with_their_work():
+    """For which Flax calls each method of each module by itself."""
+    ids = tiny.sentences([3], 3)
+    table = tiny.model(num_layers=1).tabulate(
+        jax.random.key(0), ids, ids, compute_flops=True, console_kwargs={"width": 400}
+    )
+    assert "decoder_layers_0/cross_attention" in table and "flops" in table
