@@ -58,9 +58,12 @@ def test_it_learns_and_an_interrupted_run_resumes_exactly(pretrained, tmp_path):
     assert read_object(pretrained / "result.json")["init_from"] == ""
 
 
-def test_a_resumed_run_whose_text_is_normalised_does_not_prepare_its_data_again(pretrained, tmp_path):
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_resumed_run_whose_text_is_normalised_does_not_prepare_its_data_again(pretrained, tmp_path, is_named):
+    """Nor is it refused where the config names the vocabulary, which lacks the rules of the run's own."""
+    vocabulary = str(pretrained / "vocab.model") if is_named else ""
     for steps in (1, 2):
-        config = config_of(tmp_path, train__train_steps=steps)
+        config = config_of(tmp_path, train__train_steps=steps, data__vocabulary=vocabulary)
         config.data.cleaning.lowercase = True
         train(config, str(tmp_path / "run"), init_from=str(pretrained))
     assert len(list((tmp_path / "stores").glob("files-*"))) == 1

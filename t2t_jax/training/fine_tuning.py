@@ -1,5 +1,6 @@
 """Fine-tuning: training that starts from the weights of another run, with a fresh optimiser (`--init_from`)."""
 
+import contextlib
 import copy
 import hashlib
 from collections.abc import Collection, Mapping
@@ -14,7 +15,7 @@ from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data import cleaning
 from t2t_jax.data.preparation import local_directory
 from t2t_jax.data.task import Vocabularies
-from t2t_jax.data.tokenizer import add_normalization
+from t2t_jax.data.tokenizer import add_normalization, read_model
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import flat, is_url, write_bytes
@@ -105,8 +106,8 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
         sides["source_vocabulary"] = vocabularies.source
     with sharding.main_first("vocabularies"):
         for field, side in sides.items():
-            _check_same(f"data.{field}", config.data[field], side.model, path)
             normalizing = add_normalization(side.model, replace, f"the vocabulary of --init_from={path}")
+            _check_same(f"data.{field}", config.data[field], normalizing, replace, path)
             copied = directory / f"{hashlib.sha256(normalizing).hexdigest()[:16]}.model"
             config.data[field] = str(copied)
             if not copied.is_file():
@@ -117,7 +118,12 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
     return config
 
 
-def _check_same(field: str, given: str, wanted: bytes, path: str) -> None:
-    """Refuses a vocabulary of the config that is not the one that the weights belong to."""
-    if given and (not Path(given).expanduser().is_file() or Path(given).expanduser().read_bytes() != wanted):
+def _check_same(field: str, given: str, wanted: bytes, replace: Mapping[str, str], path: str) -> None:
+    """Refuses a vocabulary of the config that is not, with the rules `replace`, the one that the weights belong to."""
+    if not given:
+        return
+    found = None
+    with contextlib.suppress(InputError):  # no file, or no SentencePiece model
+        found = add_normalization(read_model(Path(given).expanduser(), field), replace, field)
+    if found != wanted:
         raise InputError(f"{field}={given} is not the vocabulary of --init_from={path}; leave {field} empty")
