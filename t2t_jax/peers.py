@@ -204,7 +204,7 @@ def _accept(listening: socket.socket, token: str, count: int) -> list[Peer]:
             missing = ", ".join(str(n) for n in range(1, count + 1) if n not in peers)
             raise InterruptedRun(f"processes {missing} did not connect; run the same command again") from None
         hello = _hello(connection)
-        if hmac.compare_digest(str(hello.get("token")), token):
+        if hmac.compare_digest(ascii(hello.get("token")), ascii(token)):  # which takes ASCII text only
             peers[hello["process"]] = Peer(connection, f"process {hello['process']} on {hello['host']}")
         else:
             connection.close()
@@ -219,5 +219,5 @@ def _hello(connection: socket.socket) -> dict[str, Any]:
         while not line.endswith(b"\n") and len(line) < 4096:
             line += connection.recv(1) or b"\n"
         return dict(json.loads(line))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}

@@ -142,12 +142,15 @@ def test_processes_that_all_stop_early_are_not_reported_as_lost(start):
         assert code == 1 and error.endswith("InterruptedRun: stopped by a signal")  # which main.py prints as a line
 
 
-def test_a_connection_without_the_token_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "hello", [b'{"token": "guess", "process": 1, "host": "x"}', '{"token": "é"}'.encode(), b"[" * 4000, b"\xff"]
+)
+def test_a_connection_without_the_token_is_refused(hello):
     """It does not keep the processes from connecting either."""
     with peers._listen("127.0.0.1") as listening:
         address = listening.getsockname()
         stranger, member = (socket.create_connection(address) for _ in range(2))
-        stranger.sendall(b'{"token": "guess", "process": 1, "host": "x"}\n')
+        stranger.sendall(hello + b"\n")
         member.sendall(b'{"token": "secret", "process": 1, "host": "y"}\n')
         found = []
         thread = threading.Thread(target=lambda: found.extend(peers._accept(listening, "secret", 1)))
