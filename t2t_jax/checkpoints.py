@@ -110,10 +110,10 @@ class Checkpoints:
             raise DamagedError(f"{self.directory}: every checkpoint is damaged; nothing can be resumed from it")
         return None
 
-    def restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
-        """Verifies and restores one step; NumPy arrays where no sharding is given."""
+    def restore(self, step: int, params: Tree) -> Checkpoint:
+        """Verifies a step and restores its parameters; NumPy arrays where no sharding is given."""
         self.verify(step)
-        return self._restore(step, params, optimizer)
+        return self._restore(step, params)
 
     def param_shapes(self, step: int) -> Tree:
         """Shapes and dtypes of the parameters saved at `step`, which is verified."""

@@ -182,10 +182,10 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-def repeated(keys: np.ndarray, parts: int = 16) -> np.ndarray:
-    """Whether each key occurred earlier. To save memory, keys are sorted in `parts`, by their top bits."""
-    found, part_of = np.zeros(len(keys), bool), (keys >> np.uint64(60)).astype(np.uint8) % parts
-    for part in range(parts):
+def repeated(keys: np.ndarray) -> np.ndarray:
+    """Whether each key occurred earlier. To save memory, keys are sorted in 16 parts, by their top four bits."""
+    found, part_of = np.zeros(len(keys), bool), (keys >> np.uint64(60)).astype(np.uint8)
+    for part in range(16):
         members = np.flatnonzero(part_of == part).astype(np.uint32)
         order = np.argsort(keys[members], kind="stable")
         ordered = keys[members[order]]

@@ -69,7 +69,7 @@ def train_vocabulary(
         )
 
 
-def train_symbols(sentences: Iterable[str], vocab_size: int, *, field: str = "data.vocab_size") -> bytes:
+def train_symbols(sentences: Iterable[str], vocab_size: int) -> bytes:
     """The contents of the file of a SentencePiece model whose pieces are the symbols of the sentences.
 
     Symbols are separated by single spaces. `vocab_size` is the largest number of pieces, padding, EOS and unknown
@@ -82,13 +82,13 @@ def train_symbols(sentences: Iterable[str], vocab_size: int, *, field: str = "da
         )
     if (needed := len(symbols) + _NUM_SPECIAL) > vocab_size:
         raise InputError(
-            f"{field}={vocab_size}: the training targets have {len(symbols):,} symbols; with padding, EOS and unknown "
-            f"they need {field}={needed} or more"
+            f"data.vocab_size={vocab_size}: the training targets have {len(symbols):,} symbols; with padding, EOS and "
+            f"unknown they need data.vocab_size={needed} or more"
         )
     return _train(
         symbols,
         needed,
-        field,
+        "data.vocab_size",
         model_type="word",
         use_all_vocab=True,
         character_coverage=1.0,

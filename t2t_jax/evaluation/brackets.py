@@ -80,21 +80,19 @@ class SentenceScore(NamedTuple):
     reason: str = ""  # of an error sentence
 
 
-def bracket_scores(
-    gold: Sequence[str], test: Sequence[str], *, gold_tags: bool = False, names: tuple[str, str] = ("gold", "test")
-) -> dict[str, Any]:
+def bracket_scores(gold: Sequence[str], test: Sequence[str], *, gold_tags: bool = False) -> dict[str, Any]:
     """EVALB's summary of bracketed trees, one a string: percentages, means and numbers of sentences.
 
     `up_to_40_words` holds the same for sentences whose gold tree has at most 40 words. `gold_tags` gives the test trees
-    the tags of the gold trees first. `names` stand for the two sides in errors.
+    the tags of the gold trees first.
     """
-    return summary(sentence_scores(gold, test, gold_tags, names))
+    return summary(sentence_scores(gold, test, gold_tags))
 
 
 def sentence_scores(
     gold: Sequence[str], test: Sequence[str], gold_tags: bool = False, names: tuple[str, str] = ("gold", "test")
 ) -> list[SentenceScore]:
-    """The counts of every sentence; `gold_tags` and `names` as in `bracket_scores`."""
+    """The counts of every sentence; `gold_tags` as in `bracket_scores`, `names` stand for the two sides in errors."""
     for name, trees in zip(names, (gold, test), strict=True):
         if not trees:
             raise InputError(f"{name}: no trees; give one bracketed tree a line")

@@ -87,9 +87,9 @@ def test_symbols_that_mean_something_else_to_sentencepiece_are_refused(symbol):
 
 
 def test_more_symbols_than_the_vocabulary_has_pieces_are_refused():
-    message = "field=7: the training targets have 5 symbols; .* they need field=8 or more"
+    message = "data.vocab_size=7: the training targets have 5 symbols; .* they need data.vocab_size=8 or more"
     with pytest.raises(InputError, match=message):
-        train_symbols(["(S XX )S", "(NP XX )NP"], 7, field="field")
+        train_symbols(["(S XX )S", "(NP XX )NP"], 7)
 
 
 def test_a_file_that_is_no_vocabulary_is_refused(tmp_path):
