@@ -32,8 +32,7 @@ def page(maps: Sequence[AttentionMaps], title: str) -> str:
         "form-action 'none'"
     )
     parts = {"TITLE": html.escape(title), "POLICY": policy, "STYLE": style, "DATA": _json(maps), "SCRIPT": script}
-    text = read("page.html")
-    before, *rest = (piece for piece in text.split("{{"))
+    before, *rest = read("page.html").split("{{")
     return before + "".join(parts[name] + after for name, _, after in (piece.partition("}}") for piece in rest))
 
 
