@@ -197,8 +197,9 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` atomically as indented JSON."""
-    write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    """Writes `value` atomically as indented JSON, in UTF-8."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))  # lone surrogates, of paths that are not UTF-8
 
 
 @contextlib.contextmanager

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from t2t_jax import files
 from t2t_jax.errors import InputError
-from t2t_jax.files import folder_lock, read_json, read_lines, single_line, write_bytes, write_json, write_lines
+from t2t_jax.files import (
+    folder_lock,
+    read_json,
+    read_lines,
+    read_object,
+    single_line,
+    write_bytes,
+    write_json,
+    write_lines,
+    write_object,
+)
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
@@ -66,6 +76,14 @@ def test_json_is_read_back_as_written(tmp_path):
     write_json(tmp_path / "value.json", value)
     assert read_json(tmp_path / "value.json") == value
     assert (tmp_path / "value.json").read_text() == json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def test_a_path_that_is_not_utf8_is_read_back_from_json(tmp_path):
+    """As configs and evaluations hold them; the file is UTF-8 all the same."""
+    value = {"é": os.fsdecode(b"caf\xe9.de")}
+    write_object(tmp_path / "value.json", value)
+    assert read_object(tmp_path / "value.json") == value
+    assert '"é": "caf\\udce9.de"' in (tmp_path / "value.json").read_text("utf-8")
 
 
 def _remove_in_turn(folder: Path) -> None:

@@ -41,7 +41,7 @@ class TrialProcess:
         folder = Path(self.folder)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("ab", buffering=0) as log:
-            log.write(f"$ {shlex.join(self.command)}\n".encode())
+            log.write(os.fsencode(f"$ {shlex.join(self.command)}\n"))
             self._process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,

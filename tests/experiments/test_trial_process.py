@@ -60,6 +60,11 @@ def is_gone(pid, seconds=5):
     return False
 
 
+def test_the_log_holds_the_command_also_with_a_path_that_is_not_utf8(tmp_path):
+    assert start(tmp_path, 1, sys.executable, "-c", "", b"caf\xe9.de").wait(10) == 0
+    assert (tmp_path / "log.txt").read_bytes() == b"$ %s -c '' 'caf\xe9.de'\n" % os.fsencode(sys.executable)
+
+
 def test_a_hung_trial_that_ignores_sigterm_is_killed_with_its_children(tmp_path):
     process, trial, child = start_stubborn(tmp_path, 0.02)
     assert process.wait(10) == HUNG and is_gone(trial) and is_gone(child)
