@@ -319,7 +319,8 @@ def sampling_of(args: flags.FlagValues) -> Any:
 
 def keep_compiled_programs() -> None:
     """Turns on JAX's persistent compilation cache, in the user's cache folder, unless JAX's variables are set."""
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "compiled"))
+    with contextlib.suppress(InputError):  # without a home directory, nothing is kept
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 

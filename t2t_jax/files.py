@@ -75,7 +75,10 @@ def is_url(path: str | Path) -> bool:
 
 def cache_folder() -> Path:
     """Where this package keeps what can be made or fetched again; it may not exist yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "t2t_jax"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "t2t_jax"
+    except RuntimeError:  # of Path.home
+        raise InputError("XDG_CACHE_HOME: no home directory is known; set it to a folder for caches") from None
 
 
 def expanded(field: str, path: str | Path) -> Path:

@@ -6,6 +6,7 @@ import json
 import lzma
 import math
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -197,6 +198,18 @@ def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, run):
     done = subprocess.run(command, cwd=ROOT, env=environment, input=b"one\n", capture_output=True)
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "t2t_jax/compiled").iterdir())
+
+
+def test_a_user_without_a_home_folder_needs_none_until_it_is_named(command, monkeypatch):
+    """As in a container that runs with the number of no user."""
+    for name in ("HOME", "XDG_CACHE_HOME", "JAX_COMPILATION_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert command("--help")[0] == 0
+    code, _, errors = command("--mode=prepare", QUICKSTART)
+    assert code == 2 and errors.startswith("error: data.directory: '~/.cache/t2t_jax': no home directory is known")
+    code, _, errors = command("--mode=prepare", QUICKSTART, "--config.data.directory=memory://data")
+    assert code == 2 and errors == "error: XDG_CACHE_HOME: no home directory is known; set it to a folder for caches\n"
 
 
 def test_translate_writes_one_line_for_each_line_in(command, run):
