@@ -56,6 +56,8 @@ def back_translate_run(
     """
     if single_line(tag) != tag:
         raise InputError(f"tag: {tag!r} holds the end of a line; pairs are line by line: give one line")
+    if output.endswith("/"):
+        raise InputError(f"output={output}: ends with a slash; give the PREFIX of two files, such as {output}new")
     options = decode_options(workdir, **options)
     check_options(**options)
     path = existing_text("source", source)

@@ -125,6 +125,13 @@ def test_a_tag_of_several_lines_is_refused_before_anything_else(tmp_path, tag):
         back_translate("/no/run", "/no/text", tmp_path / "new", tag=tag)
 
 
+def test_a_folder_in_place_of_the_prefix_is_refused_before_anything_else(tmp_path):
+    """Its files would be hidden ones, .en and .de."""
+    with pytest.raises(InputError, match=f"^output={tmp_path}/: ends with a slash; give the PREFIX of two files"):
+        back_translate("/none", "/none", f"{tmp_path}/")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_of_one_language_is_refused(run, text, tmp_path):
     """Both files would have one name."""
     shutil.copytree(run, tmp_path / "run")
