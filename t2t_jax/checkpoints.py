@@ -296,9 +296,14 @@ def _templates(shapes: Tree) -> Tree:
     return jax.tree.map(lambda x: x if getattr(x, "sharding", None) else host(x), shapes)
 
 
-def _described(tree: Tree) -> dict[str, str]:
+def named_leaves(tree: Tree) -> dict[str, Any]:
+    """The leaves of a tree, in its order, by names such as "encoder_layers_0/feed_forward/hidden/kernel"."""
     leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}" for path, x in leaves}
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _described(tree: Tree) -> dict[str, str]:
+    return {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(tree).items()}
 
 
 def _is_passing(error: Exception) -> bool:

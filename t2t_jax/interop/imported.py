@@ -5,13 +5,11 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
 import numpy as np
 
 from t2t_jax import signals
-from t2t_jax.checkpoints import CheckpointWriter
+from t2t_jax.checkpoints import CheckpointWriter, named_leaves
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.errors import DamagedError, InputError, exit_code_of
 from t2t_jax.interop.torch_names import Params, State, from_torch, has_attention_bias
@@ -70,18 +68,13 @@ def write_run(
 
 
 def _check(config: TransformerConfig, params: Params) -> None:
-    wanted, found = _leaves(param_shapes(Transformer(config))), _leaves(params)
+    wanted, found = named_leaves(param_shapes(Transformer(config))), named_leaves(params)
     for name, leaf in wanted.items():
         if name not in found or found[name].shape != leaf.shape:
             shape = found[name].shape if name in found else None
             raise InputError(f"checkpoint: {name} is {shape}, its config and vocabulary say {leaf.shape}")
         if not np.isfinite(found[name]).all():
             raise DamagedError(f"checkpoint: {name} is not finite in float32 after conversion to our scaling")
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def run_command(parser: argparse.ArgumentParser, command: Callable[..., None], argv: Sequence[str] | None) -> int:

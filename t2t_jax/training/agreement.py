@@ -10,6 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, UInt
 
 from t2t_jax import sharding
+from t2t_jax.checkpoints import named_leaves
 from t2t_jax.errors import DamagedError
 from t2t_jax.training.train_step import TrainState
 
@@ -48,10 +49,9 @@ def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None
 
 def _names_and_specs(state: TrainState) -> tuple[list[str], list[PartitionSpec]]:
     """Of each array: its name and its PartitionSpec."""
-    leaves = jax.tree.leaves_with_path(state)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    leaves = named_leaves(state)
     spec = lambda x: x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
-    return names, [spec(x) for _, x in leaves]
+    return list(leaves), [spec(x) for x in leaves.values()]
 
 
 @functools.cache
