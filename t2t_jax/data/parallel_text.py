@@ -1,6 +1,5 @@
 """§5.1: parallel text of the user's own: two plain texts, tab-separated values or JSON lines, compressed or not."""
 
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,7 +90,7 @@ def _count_lines(path: Path) -> int:
 
 
 def _parsed(parse: Callable[..., Any], path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    for number, line in zip(itertools.count(1), unpacked_lines(path), strict=False):
+    for number, line in enumerate(unpacked_lines(path), start=1):
         yield parse(line, languages, f"{path}, line {number}")
 
 
