@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
+from t2t_jax.data.plain_text import lone_surrogate
 from t2t_jax.decoding.trained_model import TrainedModel, decode_options, restore_all
 from t2t_jax.decoding.translator import Hypothesis, Translator, check_options, translator_of
 from t2t_jax.errors import InputError, full_disk_named
@@ -56,6 +57,8 @@ def back_translate_run(
     """
     if single_line(tag) != tag:
         raise InputError(f"tag: {tag!r} holds the end of a line; pairs are line by line: give one line")
+    if lone_surrogate(tag) is not None:
+        raise InputError(f"tag: {tag!r} is not UTF-8; give it in that encoding")
     if output.endswith("/"):
         raise InputError(f"output={output}: ends with a slash; give the PREFIX of two files, such as {output}new")
     options = decode_options(workdir, **options)

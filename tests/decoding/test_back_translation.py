@@ -125,6 +125,11 @@ def test_a_tag_of_several_lines_is_refused_before_anything_else(tmp_path, tag):
         back_translate("/no/run", "/no/text", tmp_path / "new", tag=tag)
 
 
+def test_a_tag_that_is_no_text_is_refused_before_anything_else():
+    with pytest.raises(InputError, match=r"^tag: '<\\udce9>' is not UTF-8; give it in that encoding"):
+        back_translate("/none", "/none", "/none/new", tag=os.fsdecode(b"<\xe9>"))
+
+
 def test_a_folder_in_place_of_the_prefix_is_refused_before_anything_else(tmp_path):
     """Its files would be hidden ones, .en and .de."""
     with pytest.raises(InputError, match=f"^output={tmp_path}/: ends with a slash; give the PREFIX of two files"):
