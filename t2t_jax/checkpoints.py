@@ -59,6 +59,10 @@ class Checkpoints:
 
     def __init__(self, directory: Path):
         self.directory = directory.absolute()
+        try:
+            str(self.directory).encode()
+        except UnicodeEncodeError:  # which the C++ below Orbax does not take
+            raise InputError(f"workdir: {directory}: is not UTF-8; rename the folder, or choose another") from None
         arrays = {name: ocp.StandardCheckpointHandler() for name in ("params", "optimizer")}
         handler = ocp.CompositeCheckpointHandler(**arrays, metadata=ocp.JsonCheckpointHandler())
         self._orbax = ocp.Checkpointer(handler)

@@ -64,6 +64,13 @@ def test_an_empty_folder_restores_none(tmp_path):
     assert Checkpoints(tmp_path / "none").restore_latest(shapes(), optimizer_shapes()) is None
 
 
+def test_a_path_that_is_not_utf8_is_refused_before_any_training(tmp_path):
+    """The libraries below Orbax refuse it when the first step is saved, perhaps hours later."""
+    folder = Path(os.fsdecode(b"%s/caf\xe9" % os.fsencode(tmp_path)))
+    with pytest.raises(InputError, match=r"^workdir: .*caf\udce9: is not UTF-8; rename the folder, or choose another"):
+        CheckpointWriter(folder)
+
+
 def test_a_flipped_bit_in_any_file_is_logged_and_the_step_before_is_restored(checkpoints, caplog):
     """Orbax alone would load wrong numbers: its large arrays have no checksum."""
     damaged = files(checkpoints, 40)
