@@ -185,11 +185,14 @@ def connect(process_id: int, num_processes: int, coordinator: str, store: Any, l
 
 def _listen(host: str) -> socket.socket:
     """Listens on all interfaces, as JAX's coordinator does, or on the loopback one where that is the coordinator's."""
-    if host in _LOOPBACK:
-        return socket.create_server((host, 0))
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
+    return socket.create_server((host, 0)) if host in _LOOPBACK else listen_everywhere(0)
+
+
+def listen_everywhere(port: int) -> socket.socket:
+    """Listens on all interfaces, by IPv6 too where the machine has it; port 0 is a free one."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, dualstack_ipv6=both)
 
 
 def _accept(listening: socket.socket, token: str, count: int) -> list[Peer]:

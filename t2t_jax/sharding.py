@@ -190,9 +190,7 @@ def _check_processes(coordinator: str, num_processes: int, process_id: int) -> N
         raise InputError(f"--coordinator={coordinator}: no host {host} ({error.strerror})") from None
     if process_id == 0:
         try:
-            both = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if both else socket.AF_INET
-            socket.create_server(("", int(port)), family=family, dualstack_ipv6=both).close()
+            peers.listen_everywhere(int(port)).close()
         except OSError as error:
             reason = os.strerror(error.errno)
             raise InputError(f"--coordinator={coordinator}: port {port}: {reason}; give a free one") from None
