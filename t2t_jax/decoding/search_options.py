@@ -2,11 +2,12 @@
 
 import dataclasses
 import math
+from typing import Any
 
 from t2t_jax.decoding.constraints import Constraint, LogitsProcessor
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.traced_fields import traced_fields
-from t2t_jax.errors import InputError, Range, check_ranges, choice, shown
+from t2t_jax.errors import InputError, Range, check_number, check_ranges, choice, shown
 
 # When a sentence may stop before its length limit; only the first never changes the result.
 EARLY_STOPS = ("exact", "best_finished", "beam_full")
@@ -85,3 +86,35 @@ class SearchOptions:
     def largest_bonus(self) -> float:
         """The most, in nats, that the constraint can raise a token's log-probability by; infinite if unknown."""
         return self.constraint.largest_bonus if self.constraint else 0.0
+
+
+def check_options(
+    *,
+    max_extra_length: int = 0,
+    constrained: bool = False,
+    split_sentences: bool = False,
+    min_length: int | None = None,
+    **options: Any,
+) -> SearchOptions:
+    """The options of the search in those of `Translator.translate`; refuses what does not exist or makes no sense.
+
+    Without `min_length`, a translation has a token before EOS at least, as in fairseq and CTranslate2: a weak model may
+    give the empty one more probability than any other. What is `constrained` is as short as its grammar allows.
+    """
+    known = [field.name for field in dataclasses.fields(SearchOptions)]
+    known += ["max_extra_length", "prefixes", "constrained", "split_sentences", "seed"]
+    for name in options:
+        choice("option of translate", name, known)
+    if min_length is None:
+        min_length = 0 if constrained else 2
+    search = SearchOptions(min_length=min_length, **options)
+    if not isinstance(split_sentences, bool):
+        raise InputError(f"split_sentences must be True or False; got {shown(split_sentences)}")
+    if constrained:
+        for name in ("no_repeat_ngram", "min_length"):
+            if value := getattr(search, name):
+                raise InputError(
+                    f"{name}={value}: may leave no output that is well-formed; leave out constrained or it"
+                )
+    check_number("max_extra_length", max_extra_length, Range(0, 4096), is_whole=True)
+    return search

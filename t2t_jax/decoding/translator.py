@@ -27,7 +27,7 @@ from t2t_jax.decoding.continuous_batching import Request, search_all
 from t2t_jax.decoding.ensemble import Ensemble, average_probabilities
 from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.long_sentences import cut, language_code, sentences_of
-from t2t_jax.decoding.search_options import SearchOptions
+from t2t_jax.decoding.search_options import SearchOptions, check_options
 from t2t_jax.decoding.search_state import Hypotheses
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import DamagedError, InputError, Range, check_number, choice, shown
@@ -456,38 +456,6 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
         rows = bucket_rows(width, len(members), mesh)
         for start in range(0, len(members), rows):
             yield members[start : start + rows], width, rows
-
-
-def check_options(
-    *,
-    max_extra_length: int = 0,
-    constrained: bool = False,
-    split_sentences: bool = False,
-    min_length: int | None = None,
-    **options: Any,
-) -> SearchOptions:
-    """The options of the search in those of `Translator.translate`; refuses what does not exist or makes no sense.
-
-    Without `min_length`, a translation has a token before EOS at least, as in fairseq and CTranslate2: a weak model may
-    give the empty one more probability than any other. What is `constrained` is as short as its grammar allows.
-    """
-    known = [field.name for field in dataclasses.fields(SearchOptions)]
-    known += ["max_extra_length", "prefixes", "constrained", "split_sentences", "seed"]
-    for name in options:
-        choice("option of translate", name, known)
-    if min_length is None:
-        min_length = 0 if constrained else 2
-    search = SearchOptions(min_length=min_length, **options)
-    if not isinstance(split_sentences, bool):
-        raise InputError(f"split_sentences must be True or False; got {shown(split_sentences)}")
-    if constrained:
-        for name in ("no_repeat_ngram", "min_length"):
-            if value := getattr(search, name):
-                raise InputError(
-                    f"{name}={value}: may leave no output that is well-formed; leave out constrained or it"
-                )
-    check_number("max_extra_length", max_extra_length, Range(0, 4096), is_whole=True)
-    return search
 
 
 def check_lists(**arguments: Iterable[str] | None) -> None:

@@ -11,8 +11,9 @@ from tqdm import tqdm
 
 from t2t_jax import sharding
 from t2t_jax.data.preparation import open_store
+from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
-from t2t_jax.decoding.translator import Translator, check_options, translator_of
+from t2t_jax.decoding.translator import Translator, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.files import check_output, check_pairing, is_url, output_path, read_text, sha256, write_json

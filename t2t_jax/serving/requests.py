@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from t2t_jax.data.plain_text import lone_surrogate
 from t2t_jax.decoding.grammars import check_grammar
 from t2t_jax.decoding.long_sentences import sentences_of
-from t2t_jax.decoding.translator import Translator, check_options
+from t2t_jax.decoding.search_options import check_options
+from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError, Range, choice, shown
 from t2t_jax.serving.limits import Limits
 

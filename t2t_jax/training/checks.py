@@ -17,7 +17,7 @@ from t2t_jax.data.corpora import choose_corpus
 from t2t_jax.data.preparation import StoreSettings
 from t2t_jax.data.task import Vocabularies, task_of
 from t2t_jax.decoding.grammars import check_grammar, grammar_of
-from t2t_jax.decoding.translator import check_options
+from t2t_jax.decoding.search_options import check_options
 from t2t_jax.errors import InputError, Range, choice
 from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.model.attention import check_variant

@@ -16,7 +16,8 @@ from t2t_jax.data.trees import DEEPEST, NUMBERS, rebuild
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.grammars import tree_grammar
-from t2t_jax.decoding.translator import Translator, check_options
+from t2t_jax.decoding.search_options import check_options
+from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 
 PIECES = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", "▁(B", "▁)B", "▁(ODD")  # (ODD has no closing bracket
