@@ -65,10 +65,8 @@ def from_fairseq(
         path = existing_file("checkpoint", checkpoint)
         spm = existing_file("sentencepiece", sentencepiece)
         ids = _dictionary(dictionaries)
-        vocabulary = in_our_order(
-            read_model(spm, f"sentencepiece: {spm}"), ids, field=f"sentencepiece: {spm}", pad="<pad>", eos="</s>",
-            unknown="<unk>",
-        )  # fmt: skip
+        name = f"sentencepiece: {spm}"
+        vocabulary = in_our_order(read_model(spm, name), ids, field=name)
         saved = plain_dict(read_torch_file("checkpoint", path))
         theirs = _arguments(saved)
         languages = theirs.text("source_lang", "source"), theirs.text("target_lang", "target")

@@ -43,7 +43,6 @@ from t2t_jax.model.transformer import TransformerConfig
 LAYER_NORM_EPSILON = 1e-5  # PyTorch's default, which Marian always uses
 _TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 _ACTIVATIONS = {"relu": "relu", "swish": "swish", "silu": "swish", "gelu": "gelu"}
-_SPECIAL = {"pad": "<pad>", "eos": "</s>", "unknown": "<unk>"}
 
 
 def from_marian(folder: str | Path, run: str | Path) -> None:
@@ -138,10 +137,10 @@ def _vocabularies(folder: Path) -> _Vocabularies:
     if is_separate or source != target or any(map(LANGUAGE_CODE.fullmatch, ids)):
         target_ids = _dictionary(folder / "target_vocab.json") if is_separate else ids
         return _Vocabularies(
-            of_source(source, ids, field="source.spm", **_SPECIAL),
-            of_target(target, target_ids, field="target.spm", **_SPECIAL),
+            of_source(source, ids, field="source.spm"),
+            of_target(target, target_ids, field="target.spm"),
         )
-    found = in_our_order(source, ids, field="source.spm", **_SPECIAL)
+    found = in_our_order(source, ids, field="source.spm")
     if -1 in found.ids:
         raise InputError(f"vocab.json lacks {np.sum(found.ids < 0)} pieces of source.spm; it must hold all of them")
     return _Vocabularies(found, found)

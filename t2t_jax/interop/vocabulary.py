@@ -13,6 +13,7 @@ from t2t_jax.data.tokenizer import EOS, LANGUAGE_CODE, PAD, SPACE, UNKNOWN, load
 from t2t_jax.errors import InputError, shown
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
+_SPECIAL = ("<pad>", "</s>", "<unk>")  # padding, EOS and unknown, as fairseq and Marian have them
 _UNIGRAM = sentencepiece_model_pb2.TrainerSpec.UNIGRAM
 _WHITE_SPACE = "\t\n\v\f\r"  # what `one_line` replaces by a space
 
@@ -24,30 +25,27 @@ class Vocabulary(NamedTuple):
     ids: np.ndarray
 
 
-def in_our_order(
-    model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown: str, field: str = "vocabulary"
-) -> Vocabulary:
+def in_our_order(model: bytes, ids: dict[str, int], *, field: str) -> Vocabulary:
     """The SentencePiece model with our special pieces first, and the other system's id of each piece.
 
     `ids` is the other system's dictionary. Pieces that only the dictionary has are appended as control symbols, which
     encoding never produces. Control symbols that only the model has are dropped. Its other pieces (bytes excepted)
     that the dictionary lacks become unused: they still take part in merges, but encoding splits them.
     """
-    special = (pad, eos, unknown)
-    proto, pieces = _begun(model, ids, special, field)
+    proto, pieces = _begun(model, ids, field)
     known = {piece.piece for piece in proto.pieces}
     for piece in proto.pieces:
         name, is_text = piece.piece, piece.type not in (_Piece.CONTROL, _Piece.UNKNOWN)
-        if name not in special and (name in ids or is_text):
+        if name not in _SPECIAL and (name in ids or is_text):
             pieces.append(piece)
             if name not in ids and piece.type != _Piece.BYTE:
                 piece.type = _Piece.UNUSED
-    extra = sorted(set(ids) - known - set(special), key=ids.get)
+    extra = sorted(set(ids) - known - set(_SPECIAL), key=ids.get)
     pieces += [_Piece(piece=name, score=0.0, type=_Piece.CONTROL) for name in extra]
     return _finished(model, pieces, [ids.get(piece.piece, -1) for piece in pieces], field)
 
 
-def of_source(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown: str, field: str) -> Vocabulary:
+def of_source(model: bytes, ids: dict[str, int], *, field: str) -> Vocabulary:
     """The vocabulary that only reads, of a system that looks up the pieces of `model` in the dictionary `ids`.
 
     A piece that the dictionary lacks has the id of the unknown piece, as there. Language codes of the dictionary, such
@@ -55,17 +53,16 @@ def of_source(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown:
     are encoded too: it leaves such text as it is, and the other system finds it in the dictionary. The other entries
     are never read and left out.
     """
-    special = (pad, eos, unknown)
-    proto, pieces = _begun(model, ids, special, field)
-    pieces += [p for p in proto.pieces if p.piece not in special and p.type not in (_Piece.CONTROL, _Piece.UNKNOWN)]
-    found = [ids.get(piece.piece, ids[unknown]) for piece in pieces]
+    proto, pieces = _begun(model, ids, field)
+    pieces += [p for p in proto.pieces if p.piece not in _SPECIAL and p.type not in (_Piece.CONTROL, _Piece.UNKNOWN)]
+    found = [ids.get(piece.piece, ids[_SPECIAL[UNKNOWN]]) for piece in pieces]
     known = {piece.piece for piece in pieces}
     added = [
         _Piece(piece=SPACE + name, score=0.0, type=_Piece.USER_DEFINED)
         for name in sorted(filter(LANGUAGE_CODE.fullmatch, ids), key=ids.get)
         if SPACE + name not in known
     ]
-    added += _of_other_characters(proto, set(ids) - set(special))
+    added += _of_other_characters(proto, set(ids) - set(_SPECIAL))
     found += [ids[piece.piece.removeprefix(SPACE)] for piece in added]
     return _finished(model, pieces + added, found, field)
 
@@ -82,37 +79,34 @@ def _of_other_characters(proto: sentencepiece_model_pb2.ModelProto, names: Itera
     return [_Piece(piece=name, score=score) for name in found]
 
 
-def of_target(model: bytes, ids: dict[str, int], *, pad: str, eos: str, unknown: str, field: str) -> Vocabulary:
+def of_target(model: bytes, ids: dict[str, int], *, field: str) -> Vocabulary:
     """The vocabulary that writes: exactly the entries of the dictionary `ids`, of which the softmax is made.
 
     Those that `model` lacks are written as they are, but no text is encoded with them. Pieces that the dictionary lacks
     are left out.
     """
-    special = (pad, eos, unknown)
-    proto, pieces = _begun(model, ids, special, field)
+    proto, pieces = _begun(model, ids, field)
     if proto.trainer_spec.model_type != _UNIGRAM and not {piece.piece for piece in proto.pieces} <= ids.keys():
         raise InputError(f"vocab.json lacks pieces of {field}, which is no unigram model; it must hold all of them")
-    pieces += [piece for piece in proto.pieces if piece.piece in ids and piece.piece not in special]
+    pieces += [piece for piece in proto.pieces if piece.piece in ids and piece.piece not in _SPECIAL]
     extra = sorted(set(ids) - {piece.piece for piece in pieces}, key=ids.get)
     pieces += [_Piece(piece=name, score=0.0, type=_Piece.UNUSED) for name in extra]
     return _finished(model, pieces, [ids[piece.piece] for piece in pieces], field)
 
 
-def _begun(
-    model: bytes, ids: dict[str, int], special: tuple[str, str, str], field: str
-) -> tuple[sentencepiece_model_pb2.ModelProto, list[_Piece]]:
+def _begun(model: bytes, ids: dict[str, int], field: str) -> tuple[sentencepiece_model_pb2.ModelProto, list[_Piece]]:
     """The parsed model, and the first three pieces of ours: padding, EOS, unknown."""
     load_pieces(model, field)
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     for name in ids:
         if not _is_symbol(name):
             raise InputError(f"vocabulary: the dictionary has {shown(name)}; a piece must be text, and not empty")
-    for name in special:
+    for name in _SPECIAL:
         if name not in ids:
-            wanted = "{}, {} and {}".format(*special)
+            wanted = "{}, {} and {}".format(*_SPECIAL)
             raise InputError(f"vocabulary: the dictionary has no {name}; it must have {wanted}")
     known = {piece.piece: piece for piece in proto.pieces}
-    pieces = [known.get(name) or _Piece(piece=name, score=0.0) for name in special]
+    pieces = [known.get(name) or _Piece(piece=name, score=0.0) for name in _SPECIAL]
     for piece, kind in zip(pieces, (_Piece.CONTROL, _Piece.CONTROL, _Piece.UNKNOWN), strict=True):
         piece.type = kind
     return proto, pieces

@@ -8,8 +8,6 @@ from t2t_jax.errors import InputError
 from t2t_jax.interop.vocabulary import in_our_order, with_white_space_rules
 from tests.interop import models
 
-NAMES = {"pad": "<pad>", "eos": "</s>", "unknown": "<unk>"}
-
 
 def symbols(model):
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -18,7 +16,7 @@ def symbols(model):
 
 def test_a_model_with_our_ids_is_unchanged():
     model = models.vocabulary()
-    found = in_our_order(model, {name: i for i, name in enumerate(symbols(model))}, **NAMES)
+    found = in_our_order(model, {name: i for i, name in enumerate(symbols(model))}, field="vocabulary")
     assert found.model == model and found.ids.tolist() == list(range(340))
 
 
@@ -33,7 +31,7 @@ def test_a_model_with_other_ids_gets_ours_and_tokenises_the_same(tmp_path, kind)
     given = (tmp_path / "spm.model").read_bytes()
     pieces = [piece for piece in symbols(given) if not piece.startswith("<")]
     ids = {name: 7 * i for i, name in enumerate(["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces), "<en>"])}
-    found = in_our_order(given, ids, **NAMES)
+    found = in_our_order(given, ids, field="vocabulary")
     names = symbols(found.model)
     assert names[:3] == ["<pad>", "</s>", "<unk>"] and names[-1] == "<en>" and set(names) == set(ids)
     assert [ids[name] for name in names] == found.ids.tolist()
@@ -46,7 +44,7 @@ def test_a_model_with_other_ids_gets_ours_and_tokenises_the_same(tmp_path, kind)
 
 def test_a_dictionary_without_the_special_symbols_is_refused():
     with pytest.raises(InputError, match="the dictionary has no </s>; it must have <pad>, </s> and <unk>"):
-        in_our_order(models.vocabulary(), {"<pad>": 0, "<unk>": 1}, **NAMES)
+        in_our_order(models.vocabulary(), {"<pad>": 0, "<unk>": 1}, field="vocabulary")
 
 
 @pytest.mark.parametrize("rules", [None, {"A": "a", "\u2013": "-", "\xad": ""}], ids=["no rules", "own rules"])
