@@ -37,7 +37,7 @@ def new_executor(folder: Path, options: Mapping[str, str], job_name: str) -> Any
         raise InputError("--launcher=slurm needs submitit: pip install -e '.[sweep]'") from None
     if "time" not in options:
         raise InputError("--slurm: needs the time limit of a job in minutes, for example --slurm=time=60")
-    values = {name: int(value) if value.isdigit() else value for name, value in options.items()}
+    values = {name: int(value) if value.isdecimal() else value for name, value in options.items()}
     try:
         executor = submitit.SlurmExecutor(folder, max_num_timeout=_MAX_REQUEUES)
         executor.update_parameters(**{"job_name": job_name} | values)
