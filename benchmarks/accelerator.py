@@ -117,7 +117,11 @@ TINY = Sizes(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accelerator",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", required=True, metavar="DIR", help="where the numbers are written as JSON")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=USUAL, help="only these parts")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: a rehearsal")

@@ -33,7 +33,11 @@ CHUNK = 100_000  # sentences generated at a time
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.data",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", help="where to write the numbers as JSON")
     parser.add_argument("--pairs", type=int, default=2_000_000, help="number of pairs to prepare")
     parser.add_argument("--directory", help="where to write the text and the store; by default a temporary folder")

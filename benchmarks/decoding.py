@@ -35,7 +35,11 @@ SINGLE = 100  # sentences translated one by one
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.decoding",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", help="where to write the numbers as JSON")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each system, interleaved")
     parser.add_argument("--workdir", default="runs/quickstart", help="a trained run, for the second table")

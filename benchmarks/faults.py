@@ -91,7 +91,11 @@ ROWS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", help="where to write the numbers as JSON")
     parser.add_argument("--kills", type=int, default=100, help="half during saves, half at any moment")
     parser.add_argument("--damages", type=int, default=500, help="damaged files, half of them by one bit")

@@ -40,7 +40,11 @@ SECONDS_BETWEEN_SAVES = 600.0  # §6.1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.guards",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", help="where to write the numbers as JSON")
     parser.add_argument("--rounds", type=int, default=7, help="steps of each kind, interleaved")
     parser.add_argument("--model", choices=["base", "big"], default="base")

@@ -39,7 +39,11 @@ VOCAB = 32_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.h100_program",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", help="where to write the numbers as JSON")
     parser.add_argument("--models", nargs="*", choices=["base", "big"], default=["base", "big"])
     parser.add_argument("--rows", type=int, default=776, help="sentence pairs of a batch")

@@ -51,7 +51,11 @@ class Round(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", help="where to write the numbers as JSON")
     parser.add_argument("--rounds", type=int, default=5, help="measurements with each number of clients, interleaved")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each")

@@ -50,7 +50,11 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # relative, of the loss; ten ti
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--output", help="where to write the numbers as JSON")
     parser.add_argument("--rounds", type=int, default=5, help="measurements per system, interleaved")
     parser.add_argument("--model", choices=["base", "big"], default="base", help="a model of the paper's Table 2")

@@ -110,6 +110,28 @@ def test_every_command_parses(page, monkeypatch):
                 assert trials_of(options)
 
 
+def programs():
+    """The modules that read their arguments with argparse."""
+    for folder in ("t2t_jax", "experiments", "benchmarks"):
+        for path in sorted(ROOT.glob(f"{folder}/**/*.py")):
+            if "ArgumentParser(" in path.read_text():
+                yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("name", [*programs()])
+def test_the_help_of_each_program_has_its_command_and_its_docstring_as_written(name, monkeypatch):
+    def stop(parser, *_):
+        raise Parsed(parser)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    module = importlib.import_module(name)
+    with pytest.raises(Parsed) as parsed:
+        module.main()
+    text = parsed.value.args[0].format_help()
+    assert text.startswith(f"usage: python -m {name.removesuffix('.__main__')} ")
+    assert inspect.getdoc(module) in text
+
+
 def test_the_pages_have_commands_to_check():
     counts = {page.name: len([*commands(page)]) for page in PAGES}
     assert counts["README.md"] >= 10 and sum(counts.values()) >= 35, counts

@@ -173,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("configs", help="a folder of configs, such as table3")
     add("--workdir", type=folder, required=True, metavar="DIR", help="the folder of the sweep")
     add("--rows", help="train only these rows: a,b,c")
-    add("--seeds", type=int, default=1, metavar="N", help="train each row with the seeds 0 to N-1")
+    add("--seeds", type=int, default=1, metavar="N", help="train each row with the seeds 0 to N-1; default: 1")
     add("--set", nargs="+", action="extend", default=[], metavar="CHANGE", help="SECTION.FIELD=VALUE or @PRESET")
     add("--grid", nargs="+", action="extend", default=[], metavar="AXIS", help="SECTION.FIELD=V1,V2,…")
     add("--main", metavar="SCRIPT", help="run this instead of main.py, with the same flags")
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=float,
         default=30.0,
         metavar="M",
-        help="kill a trial that has written no output for this long",
+        help="kill a trial that has written no output for this long; default: 30",
     )
     add("--dry_run", action="store_true", help="print the commands of the trials that are not done, and run nothing")
     return exit_code_of(lambda: sweep(parser.parse_args(argv)))

@@ -209,7 +209,11 @@ def _embeddings(tables: list[np.ndarray], ids: np.ndarray) -> Params:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m t2t_jax.interop.from_fairseq", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m t2t_jax.interop.from_fairseq",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("checkpoint", help="a checkpoint of fairseq-train; no code in it is executed")
     parser.add_argument("dictionaries", nargs="+", metavar="dictionary", help="dict.*.txt of one joint dictionary")
     parser.add_argument("run", help="the run folder to write")

@@ -195,7 +195,11 @@ def _embeddings(state: State, theirs: Fields, vocabularies: _Vocabularies) -> Pa
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m t2t_jax.interop.from_marian", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m t2t_jax.interop.from_marian",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folder", help="of a model in the format of MarianMTModel, such as a published Opus-MT model")
     parser.add_argument("run", help="the run folder to write")
     return run_command(parser, from_marian, argv)
