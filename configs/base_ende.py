@@ -26,7 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
     model.d_v = 64  # dimension of the values of a head (§3.2.2)
     model.dropout = 0.1  # P_drop, on sub-layer outputs and embedding sums (§5.4)
     model.attention = "dot_product"  # Eq. 1 (§3.2.1); an entry of ATTENTIONS in t2t_jax/model/attention.py
-    model.attention_dropout = 0.0  # on the attention weights; none in the paper
+    model.attention_dropout = 0.0  # on the attention weights; §5.4 names none, §6.3 does
     model.attention_window = 0  # r: self-attention to positions within r/2 (Table 1, restricted); 0: to all
     model.positions = "sinusoidal"  # (§3.5); or 'learned' (row E), 't2t' (the paper's code); POSITIONS in layers.py
     model.max_positions = 256  # number of learned positions

@@ -23,6 +23,6 @@ def get_config():
     config.model.attention_dropout = 0.0
     config.optimizer.warmup_steps = 4000  # the peak of the learning rate is 2.47e-3
 
-    config.data.train = "wsj,agreed.mrg.gz,berkeley.mrg.gz"  # name your own: without them this is parsing_wsj
+    config.data.train = "wsj,agreed.mrg.gz,berkeley.mrg.gz"  # your own files; without any, take parsing_wsj
     config.data.source_vocab_size = 32_768  # (§6.3)
     return config

@@ -1,7 +1,7 @@
 """Constituency parsing on the Wall Street Journal of the Penn Treebank: Table 4.
 
 The paper: F1 91.3 on section 23, trained on the 39,832 trees of sections 02 to 21 alone; 4 layers, d_model = 1024,
-16,000 source tokens. Dropout, learning rate and beam size were chosen on section 22, all else is that of
+16,000 source tokens. The authors chose dropout, learning rate and beam size on section 22; all else is that of
 `configs/base_ende.py`. About 101 million parameters.
 
     python main.py --config=configs/parsing_wsj.py --workdir=runs/parsing_wsj --config.data.archives=PTB/parsed/mrg/wsj

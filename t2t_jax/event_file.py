@@ -1,7 +1,7 @@
 """TensorBoard event files: TFRecords of protocol buffers (tensorflow/core/util/event.proto), encoded here.
 
-A writer such as tensorboardX's has a thread and a buffer, so a failing disk would go unnoticed; its import also takes
-that of PyTorch, more than a second, wherever PyTorch is installed.
+A writer such as tensorboardX's has a thread and a buffer, so a failing disk would go unnoticed. Importing it also
+imports PyTorch where that is installed, which takes more than a second.
 """
 
 import ctypes

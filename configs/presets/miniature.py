@@ -1,4 +1,4 @@
-"""Scales an experiment down: a row of Table 3 in about a quarter of an hour on one CPU core, on Multi30k.
+"""Scales an experiment down: a row of Table 3 in some twenty minutes on one CPU core, on Multi30k.
 
     python -m experiments.sweep table3 --workdir=runs/miniature --set @miniature
 
@@ -25,7 +25,7 @@ def apply(config: ml_collections.ConfigDict) -> None:
     config.data.cleaning.lowercase = False
     config.data.vocab_size = 4000
     config.data.tokens_per_batch = 2048
-    # Mixed lengths in each batch: of batches of one length, the last checkpoint's translations follow the last ones.
+    # Mixed lengths in each batch: with one length a batch, the last batches would sway the last checkpoint's lengths.
     config.data.packing = True
     config.optimizer.warmup_steps //= 5
     config.train.train_steps //= 25

@@ -1,4 +1,4 @@
-"""Text without the characters that look like none: other spaces, invisible characters, accents apart from their letter.
+"""Plain forms of characters that nobody sees: other kinds of space, invisible characters, decomposed accents.
 
 Editors, web pages and file systems put them into sources: no-break spaces, byte order marks, soft hyphens, Unicode's
 decomposed form (NFD). They are replaced by their plain forms (a space, nothing, NFC) where a vocabulary has not learnt
