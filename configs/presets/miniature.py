@@ -4,7 +4,7 @@
 
 Half the layers, an eighth of d_model and d_ff, a quarter of d_k and d_v, a 25th of the steps. The ratio of each row to
 base stays the paper's, as do the number of heads, dropout, label smoothing and the kind of positions, and roughly the
-number of epochs (the paper's 100,000 batches of 25,000 tokens are about 20 epochs of WMT14 English-German).
+number of epochs (the paper's 100,000 batches of 25,000 tokens are about 19 epochs of WMT14 English-German).
 """
 
 import ml_collections
