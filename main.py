@@ -3,8 +3,8 @@
     python main.py --config=configs/quickstart.py --workdir=runs/quickstart
     python main.py --mode=translate --workdir=runs/quickstart < in.txt > out.txt
 
-Standard output carries results only. Exit codes: 0 done; 1 a bug in this code; 2 bad arguments, config or input;
-3 stopped early, the same command resumes; 4 NaN or infinity, or damaged files.
+The flags of each mode: docs/command_line.md. Standard output carries results only. Exit codes: 0 done; 1 a bug in this
+code; 2 bad arguments, config or input; 3 stopped early, the same command resumes; 4 NaN or infinity, or damaged files.
 """
 
 import contextlib
@@ -222,7 +222,7 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
             "process_id": (None, "Index of this process, from 0."),
             "last": (None, "Average this many of the newest checkpoints."),
             "port": (8000, "Port that --mode=serve listens on; 0: any free one."),
-            "n_best": (1, "Number of translations printed for each sentence."),
+            "n_best": (1, "Number of translations of each sentence; above 1 needs --output_format=jsonl."),
             "min_length": (None, "Minimum subwords of a translation, EOS included; default: 2, so that none is empty."),
             "no_repeat_ngram": (0, "Block repeated n-grams of this size; 0: off."),
             "groups": (1, "Number of groups of diverse beam search; must divide --beam_size."),
@@ -255,7 +255,7 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
             "Where --mode=prepare encodes the corpus: on this machine, or in array jobs of Slurm.",
         ),
         "split": (None, ["dev", "test"], "Which of the run's own data --mode=evaluate scores; default: test."),
-        "output_format": ("text", ["text", "jsonl"], "Of --mode=translate."),
+        "output_format": ("text", ["text", "jsonl"], "Of --mode=translate; jsonl has scores too."),
         "dtype": (
             None,
             ["float32", "bfloat16"],
