@@ -53,7 +53,7 @@ def evaluate(args: flags.FlagValues) -> None:
     required(args, "workdir")
     from t2t_jax.evaluation.evaluate import evaluate_run
 
-    given = {name: args[name].value for name in ("split", "source", "reference", "output", "dtype")}
+    given = {name: args[name].value for name in ("split", "source", "reference", "output", "dtype", "min_length")}
     step = checkpoint(args.step)
     with run_folders(args) as run:
         scores, stored = evaluate_run(run, step=step, **given, **decode_options(args))
@@ -153,7 +153,7 @@ _SAMPLING = ("temperature", "top_k", "top_p")
 FLAGS_OF = {
     "train": ("config", "preset", "workdir", "init_from", "profile_steps", "distributed", *_PROCESS),
     "prepare": ("config", "preset", "launcher", "slurm"),
-    "evaluate": ("workdir", "step", "split", "source", "reference", "output", "dtype", *_DECODE),
+    "evaluate": ("workdir", "step", "split", "source", "reference", "output", "dtype", "min_length", *_DECODE),
     "translate": ("workdir", "step", "output_format", "sample", *_DECODE, *_SEARCH, *_SAMPLING),
     "backtranslate": (
         *("workdir", "step", "source", "output", "tag", "sample", "seed", "dtype"),
@@ -223,7 +223,7 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
             "last": (None, "Average this many of the newest checkpoints."),
             "port": (8000, "Port that --mode=serve listens on; 0: any free one."),
             "n_best": (1, "Number of translations of each sentence; above 1 needs --output_format=jsonl."),
-            "min_length": (None, "Minimum subwords of a translation, EOS included; default: 2, so that none is empty."),
+            "min_length": (None, "Minimum subwords of a translation, EOS included; default: 2; with --constrained: 0."),
             "no_repeat_ngram": (0, "Block repeated n-grams of this size; 0: off."),
             "groups": (1, "Number of groups of diverse beam search; must divide --beam_size."),
             "top_k": (0, "Sample from the k most probable subwords; 0: from all."),

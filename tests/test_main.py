@@ -290,11 +290,11 @@ def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
     _, output, errors = command("--mode=evaluate", f"--workdir={run}")
     scores, expected = json.loads(output), json.loads(own)["test"]
     assert scores == {name: x if isinstance(x, str) else pytest.approx(x, rel=1e-6) for name, x in expected.items()}
-    command("--mode=evaluate", f"--workdir={run}", "--step=4", "--beam_size=1", "--dtype=bfloat16")
+    command("--mode=evaluate", f"--workdir={run}", "--step=4", "--beam_size=1", "--dtype=bfloat16", "--min_length=0")
     stored = [json.loads(path.read_text()) for path in (Path(run) / "evaluations").iterdir()]
-    assert {(kept["step"], kept["options"]["beam_size"], kept["dtype"]) for kept in stored} == {
-        (6, 4, "float32"),
-        (4, 1, "bfloat16"),
+    assert {(kept["step"], kept["options"]["beam_size"], kept["min_length"], kept["dtype"]) for kept in stored} == {
+        (6, 4, 2, "float32"),
+        (4, 1, 0, "bfloat16"),
     }
     assert {tuple(kept["averaged_steps"][0]) for kept in stored} == {(4, 6), (4,)}
     assert f"stored in {run}/evaluations/step_6_" in errors and (Path(run) / "result.json").read_bytes() == own
