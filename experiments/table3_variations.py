@@ -188,8 +188,7 @@ def _statistics(table: Table) -> list[str]:
         found += [
             f"p: two-sided, twice that of sacreBLEU's paired bootstrap against {table.base} of the same seed{several}.",
             f"p (Holm): corrected for {len(compared)} comparison{'s' * (len(compared) > 1)}; * is significance at "
-            f"{SIGNIFICANCE_LEVEL:.0%}: "
-            f"{significant} of {len(compared)}.",
+            f"{SIGNIFICANCE_LEVEL:.0%}: {significant} of {len(compared)}.",
         ]
     return found
 

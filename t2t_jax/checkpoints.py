@@ -24,7 +24,7 @@ from absl import logging
 
 from t2t_jax import sharding
 from t2t_jax.errors import DamagedError, InputError, InterruptedRun, memory_reason, on_one_line
-from t2t_jax.files import folder_lock, read_object, replace_folder, sha256, storage_errors, write_object
+from t2t_jax.files import folder_lock, lone_surrogate, read_object, replace_folder, sha256, storage_errors, write_object
 
 _MANIFEST = "manifest.json"
 _PROVISIONAL = "provisional"  # an empty file in a step that the next save deletes
@@ -59,10 +59,8 @@ class Checkpoints:
 
     def __init__(self, directory: Path):
         self.directory = directory.absolute()
-        try:
-            str(self.directory).encode()
-        except UnicodeEncodeError:  # which the C++ below Orbax does not take
-            raise InputError(f"workdir: {directory}: is not UTF-8; rename the folder, or choose another") from None
+        if lone_surrogate(str(self.directory)) is not None:  # which the C++ below Orbax does not take
+            raise InputError(f"workdir: {directory}: is not UTF-8; rename the folder, or choose another")
         arrays = {name: ocp.StandardCheckpointHandler() for name in ("params", "optimizer")}
         handler = ocp.CompositeCheckpointHandler(**arrays, metadata=ocp.JsonCheckpointHandler())
         self._orbax = ocp.Checkpointer(handler)

@@ -47,6 +47,15 @@ def single_line(text: str) -> str:
     return text.translate(_LINE_ENDS)
 
 
+def lone_surrogate(text: str) -> int | None:
+    """The index of the first lone surrogate, which UTF-8 cannot encode; None without one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
+    return None
+
+
 def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     """Yields the lines of UTF-8 text, without their ends (\\n or \\r\\n) and without a leading byte order mark.
 

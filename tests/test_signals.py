@@ -341,5 +341,5 @@ def test_a_stopped_translation_prints_a_line_and_keeps_what_was_translated(tmp_p
     assert process.stdout.readline() == "\n"
     process.send_signal(TERM)
     assert process.wait(5) == 3, "standard input is still open: nothing else ends it"
-    _, errors = process.communicate()
+    _, errors = process.communicate(timeout=5)
     assert errors.splitlines()[-1] == "stopped by SIGTERM; run the same command again" and "Traceback" not in errors

@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from t2t_jax.data.plain_text import lone_surrogate
 from t2t_jax.errors import InputError, shown
-from t2t_jax.files import COMPRESSIONS, compression, existing_file, expanded, unpacked, unpacked_lines
+from t2t_jax.files import COMPRESSIONS, compression, existing_file, expanded, lone_surrogate, unpacked, unpacked_lines
 
 
 class ParallelText(NamedTuple):

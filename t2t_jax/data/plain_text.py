@@ -47,12 +47,3 @@ def _composed(word: str, learnt: Set[str]) -> str:
     composed = unicodedata.normalize("NFC", word)
     replaced = collections.Counter(word) - collections.Counter(composed)
     return word if replaced.keys() <= learnt else composed
-
-
-def lone_surrogate(text: str) -> int | None:
-    """The index of the first lone surrogate, which UTF-8 cannot encode; None without one."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return error.start
-    return None

@@ -20,9 +20,9 @@ from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.bpe_dropout import BpeDropout
 from t2t_jax.data.corpora import one_line
-from t2t_jax.data.plain_text import INVISIBLE, SPACES, compose, is_blank, lone_surrogate, plain_forms
+from t2t_jax.data.plain_text import INVISIBLE, SPACES, compose, is_blank, plain_forms
 from t2t_jax.errors import InputError
-from t2t_jax.files import single_line
+from t2t_jax.files import lone_surrogate, single_line
 
 PAD, EOS, UNKNOWN = 0, 1, 2
 SPACE = "▁"  # SentencePiece's mark at the beginning of a word or, in some vocabularies, at its end

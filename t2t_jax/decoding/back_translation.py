@@ -18,7 +18,6 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from t2t_jax.data.plain_text import lone_surrogate
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.trained_model import TrainedModel, decode_options, restore_all
 from t2t_jax.decoding.translator import Hypothesis, Translator, translator_of
@@ -27,6 +26,7 @@ from t2t_jax.files import (
     check_output,
     existing_text,
     folder_lock,
+    lone_surrogate,
     read_object,
     sha256,
     single_line,

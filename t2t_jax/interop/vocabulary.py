@@ -8,9 +8,9 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.plain_text import lone_surrogate
 from t2t_jax.data.tokenizer import EOS, LANGUAGE_CODE, PAD, SPACE, UNKNOWN, load_pieces
 from t2t_jax.errors import InputError, shown
+from t2t_jax.files import lone_surrogate
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 _SPECIAL = ("<pad>", "</s>", "<unk>")  # padding, EOS and unknown, as fairseq and Marian have them

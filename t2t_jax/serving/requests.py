@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from t2t_jax.data.plain_text import lone_surrogate
 from t2t_jax.decoding.grammars import check_grammar
 from t2t_jax.decoding.long_sentences import sentences_of
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError, Range, choice, shown
+from t2t_jax.files import lone_surrogate
 from t2t_jax.serving.limits import Limits
 
 # The options of a search that a request may set; the others are those of the run.
@@ -52,8 +52,7 @@ def translate_request(
     source = given.pop("source", None)
     is_list = isinstance(source, list)
     if not is_list and not isinstance(source, str):
-        got = "nothing" if source is None else _shown(source)
-        raise InputError(f"source must be a string or a list of strings; got {got}")
+        raise InputError(f"source must be a string or a list of strings; got {_shown_text(source)}")
     sentences = source if is_list else [source]
     if not 1 <= len(sentences) <= limits.sentences:
         hint = "; send several requests" if sentences else ""
@@ -88,6 +87,11 @@ def _shown(value: Any) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else shown(value)
 
 
+def _shown_text(value: Any) -> str:
+    """What was sent in place of a text: nothing, where the field is missing or null."""
+    return "nothing" if value is None else _shown(value)
+
+
 def _checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     """The options of a request, by their JSON types and the server's limits."""
     widest = max(limits.beam_size, defaults["beam_size"])
@@ -112,7 +116,7 @@ def _check_texts(field: str, texts: list[Any]) -> None:
     for number, text in enumerate(texts, start=1):
         name = _name(field, number, texts)
         if not isinstance(text, str):
-            raise InputError(f"{name} must be a string; got {'nothing' if text is None else _shown(text)}")
+            raise InputError(f"{name} must be a string; got {_shown_text(text)}")
         if "\n" in text:
             where = text.index("\n") + 1
             raise InputError(f"{name}: a line end at character {where}; a sentence is one line, send a list of several")
