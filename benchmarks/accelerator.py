@@ -19,7 +19,6 @@ ablations   steps of base with XLA's attention, without our compiler options, in
 PyTorch and transformers are left out where they are missing. `--tiny` is a rehearsal of the same code, on any machine.
 """
 
-import argparse
 import concurrent.futures
 import dataclasses
 import functools
@@ -56,6 +55,7 @@ from benchmarks.training_systems import (
     write_initial,
 )
 from experiments import paper
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import exit_code_of
 from t2t_jax.files import write_json
 
@@ -117,11 +117,7 @@ TINY = Sizes(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accelerator",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("benchmarks.accelerator", __doc__)
     parser.add_argument("--output", required=True, metavar="DIR", help="where the numbers are written as JSON")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=USUAL, help="only these parts")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: a rehearsal")

@@ -7,7 +7,6 @@ Batches are planned for the lengths of 36 million pairs, the size of WMT14 Engli
 process, whose peak memory is printed. Needs about 2 GB of disk and an idle machine.
 """
 
-import argparse
 import dataclasses
 import functools
 import hashlib
@@ -33,12 +32,7 @@ CHUNK = 100_000  # sentences generated at a time
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.data",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", help="where to write the numbers as JSON")
+    parser = measure.argument_parser("benchmarks.data", __doc__)
     parser.add_argument("--pairs", type=int, default=2_000_000, help="number of pairs to prepare")
     parser.add_argument("--directory", help="where to write the text and the store; by default a temporary folder")
     parser.add_argument("--only", choices=["text", "batches"], help="from text to loaded batches, or plans and padding")

@@ -9,7 +9,6 @@ latency of its first sentences, each translated alone. The other tables are of p
 `pip install -e '.[interop]'`, all cores, and no other load on the machine.
 """
 
-import argparse
 import atexit
 import functools
 import shutil
@@ -35,12 +34,7 @@ SINGLE = 100  # sentences translated one by one
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.decoding",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", help="where to write the numbers as JSON")
+    parser = measure.argument_parser("benchmarks.decoding", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each system, interleaved")
     parser.add_argument("--workdir", default="runs/quickstart", help="a trained run, for the second table")
     parser.add_argument("--parser", default="runs/parsing_craft", help="a trained parser, for the last table")

@@ -91,12 +91,7 @@ ROWS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.faults",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", help="where to write the numbers as JSON")
+    parser = measure.argument_parser("benchmarks.faults", __doc__)
     parser.add_argument("--kills", type=int, default=100, help="half during saves, half at any moment")
     parser.add_argument("--damages", type=int, default=500, help="damaged files, half of them by one bit")
     parser.add_argument("--stops", type=int, default=40, help="signals, half of them followed by a second one")

@@ -7,7 +7,6 @@ one process. The checks of a save are the comparison of the replicas (`check_sta
 are given as a fraction of the paper's ten minutes between saves.
 """
 
-import argparse
 import functools
 import statistics
 import sys
@@ -40,12 +39,7 @@ SECONDS_BETWEEN_SAVES = 600.0  # §6.1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.guards",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", help="where to write the numbers as JSON")
+    parser = measure.argument_parser("benchmarks.guards", __doc__)
     parser.add_argument("--rounds", type=int, default=7, help="steps of each kind, interleaved")
     parser.add_argument("--model", choices=["base", "big"], default="base")
     arguments = parser.parse_args()

@@ -10,7 +10,6 @@ measured time. A kernel is estimated to take the longest of: its bytes at 2.6 TB
 798 TFLOP/s, and 2.5 µs.
 """
 
-import argparse
 import contextlib
 import functools
 import importlib
@@ -39,12 +38,7 @@ VOCAB = 32_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.h100_program",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", help="where to write the numbers as JSON")
+    parser = measure.argument_parser("benchmarks.h100_program", __doc__)
     parser.add_argument("--models", nargs="*", choices=["base", "big"], default=["base", "big"])
     parser.add_argument("--rows", type=int, default=776, help="sentence pairs of a batch")
     parser.add_argument("--length", type=int, default=32, help="tokens of a sentence")

@@ -1,5 +1,6 @@
 """Shared by all benchmarks: systems in separate processes, interleaved measurements, conditions of a measurement."""
 
+import argparse
 import concurrent.futures
 import contextlib
 import datetime
@@ -16,10 +17,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from t2t_jax import command_line
 from t2t_jax.files import write_json
 from t2t_jax.provenance import code_version, cpu_name
 
 _REST_SECONDS = 0.3  # before a measurement, until the threads of the previous system sleep
+
+
+def argument_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """The parser of a benchmark, with --output, the path for `write`."""
+    parser = command_line.argument_parser(module, description)
+    parser.add_argument("--output", help="where to write the numbers as JSON")
+    return parser
 
 
 class System:

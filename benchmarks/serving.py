@@ -8,7 +8,6 @@ when it has the answer to the last one. Latencies are those of all counted round
 is a model of the quickstart's size with random weights, whose translations are about as long as their sources.
 """
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -51,12 +50,7 @@ class Round(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.serving",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", help="where to write the numbers as JSON")
+    parser = measure.argument_parser("benchmarks.serving", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements with each number of clients, interleaved")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of each")
     parser.add_argument("--workdir", default="runs/quickstart", help="a trained run")

@@ -12,7 +12,6 @@ Sentences are random ids; all batches are on the device before timing starts. On
 bfloat16. Needs `pip install -e '.[interop]'`, all cores, and an idle machine.
 """
 
-import argparse
 import dataclasses
 import shutil
 import statistics
@@ -50,12 +49,7 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # relative, of the loss; ten ti
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--output", help="where to write the numbers as JSON")
+    parser = measure.argument_parser("benchmarks.training", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="measurements per system, interleaved")
     parser.add_argument("--model", choices=["base", "big"], default="base", help="a model of the paper's Table 2")
     parser.add_argument("--tokens", type=int, default=1024, help="positions per side in a batch")

@@ -8,7 +8,6 @@ model of a row of Table 3 and its corpus, dotted lines are the paper's dev perpl
 of each run.
 """
 
-import argparse
 import dataclasses
 import math
 import os
@@ -21,6 +20,7 @@ from experiments import paper
 from experiments.figure_file import figure_file, save
 from experiments.json_types import is_number
 from experiments.sweep.plan import CONFIGS, parse_config
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.run_folder import RunFolder
@@ -276,11 +276,7 @@ def show(folders: Sequence[str], output: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.curves",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("experiments.curves", __doc__)
     parser.add_argument("folders", nargs="+", metavar="RUN", help="a run folder")
     parser.add_argument("--output", default="curves.png", help="a .png or .svg file; default: curves.png")
     return exit_code_of(lambda: show(**vars(parser.parse_args(argv))))

@@ -11,17 +11,15 @@ nothing to do with each other. Figure 4 has the paper's heads, 5 and 6, or the l
 the paper does not name, has the two that differ most.
 """
 
-import argparse
 import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 import t2t_jax
-from t2t_jax.command_line import checkpoint
+from t2t_jax.command_line import argument_parser, checkpoint
 from t2t_jax.decoding.attention_maps import AttentionMap
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.files import expanded
@@ -110,11 +108,7 @@ def _length_note(length: int, longest: int) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser: Any = argparse.ArgumentParser(
-        prog="python -m experiments.figures3_to_5",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("experiments.figures3_to_5", __doc__)
     parser.add_argument("--workdir", type=os.path.expanduser, required=True, help="the run")
     parser.add_argument("--step", help="a step, last or averaged; default: averaged if there is one, else last")
     parser.add_argument("--output", help="a folder; default: RUN/figures")

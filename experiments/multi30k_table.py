@@ -8,7 +8,6 @@ that of the literature: of lower-cased Moses tokens (`lowercased_bleu`). Systems
 test_2016 too. Under the table stand the conditions of each run, and where its config departs from the published one.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from configs import multi30k_ende, multi30k_enfr
 from experiments.conditions import conditions
 from experiments.records import Record, check_seeds, fields_of, load, need_scores
 from experiments.tables import FORMATS, print_notes, render
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 
 CONFIGS = {"multi30k_ende": multi30k_ende, "multi30k_enfr": multi30k_enfr}
@@ -102,11 +102,7 @@ def _conditions(record: Record) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.multi30k_table",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("experiments.multi30k_table", __doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN_OR_RECORD")
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     return exit_code_of(lambda: show(parser.parse_args(argv)))

@@ -8,7 +8,6 @@ search, ROW_seed_N_repaired.json for unconstrained search, whose invalid outputs
 experiments.records.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +25,7 @@ from experiments.records import (
     read_fields,
     write_named,
 )
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.files import existing_file, read_object
 from t2t_jax.run_folder import RunFolder
@@ -159,11 +159,7 @@ def write_parsing_records(folder: str | Path, records: Sequence[Record]) -> list
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.parsing_records",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("experiments.parsing_records", __doc__)
     parser.add_argument("evaluations", nargs="+", metavar="EVALUATION")
     parser.add_argument("folder", help="where the records are written")
 

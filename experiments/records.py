@@ -8,7 +8,6 @@ rendered from records, so they can be rendered again without the runs. A finishe
 --base and the same seed (paired bootstrap).
 """
 
-import argparse
 import collections
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_names, check_types, is_scalar
 from experiments.scores import SACREBLEU, headline_name
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
 from t2t_jax.evaluation.significance import paired_bootstrap
@@ -290,11 +290,7 @@ def _existing(folder: str | Path, field: str) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.records",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("experiments.records", __doc__)
     parser.add_argument("runs", help="--workdir of a run or of a sweep")
     parser.add_argument("folder", help="where the records are written")
     parser.add_argument("--base", metavar="ROW", help="the row of a sweep that the others are compared with")

@@ -17,7 +17,6 @@ Table 1 does not count the four projections of attention, n·d² each. So each k
 products of Eq. 1 alone, and with projections.
 """
 
-import argparse
 import functools
 import math
 import os
@@ -37,6 +36,7 @@ from jaxtyping import Array, Bool, Float
 from experiments.figure_file import figure_file, save
 from experiments.table1_layers import LAYERS, Formula, Layer, Parameters, Sizes, init_parameters
 from experiments.tables import print_notes, render
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 
 SCALES = (1, 2, 4, 8)
@@ -331,11 +331,7 @@ def show(sizes: Sizes, format: str, figure: Path | None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.table1_complexity",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("experiments.table1_complexity", __doc__)
     parser.add_argument("--n", type=int, default=128, help="sequence length; timed at up to eight times this")
     parser.add_argument("--d", type=int, default=512, help="representation dimension")
     parser.add_argument("--k", type=int, default=3, help="kernel size of the convolutions")

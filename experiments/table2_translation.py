@@ -14,7 +14,6 @@ and P100 (footnote 5); of a run that was resumed on other devices, the sum over 
 of floating-point operations in the matrix products, if the run counted them.
 """
 
-import argparse
 import contextlib
 import math
 import re
@@ -27,6 +26,7 @@ from experiments import paper
 from experiments.conditions import conditions
 from experiments.records import Record, fields_of, load, need_scores, training_seconds
 from experiments.tables import FORMATS, power_of_ten, print_notes, render
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 
 HEADER = ("model", "BLEU EN-DE", "BLEU EN-FR", "FLOPs EN-DE, capacity × time", "FLOPs EN-FR, capacity × time",
@@ -144,11 +144,7 @@ def _named_value(text: str) -> tuple[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.table2_translation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("experiments.table2_translation", __doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN_OR_RECORD")
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     parser.add_argument("--sustained_tflops", action="append", default=[], metavar="NAME=VALUE")

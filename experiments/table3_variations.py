@@ -14,7 +14,6 @@ vocabulary. So compare each row with the base of its own column, and the two col
 the records' headline score is not BLEU, it is shown instead, and none of the paper's numbers.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from experiments.table3_rows import (
     make_table,
 )
 from experiments.tables import FORMATS, print_notes, render
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import exit_code_of
 
 HEADINGS = {"num_layers": "N", "d_model": "d_model", "d_ff": "d_ff", "num_heads": "h", "d_k": "d_k", "d_v": "d_v",
@@ -232,11 +232,7 @@ def _conditions(record: Record) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.table3_variations",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("experiments.table3_variations", __doc__)
     ours = parser.add_mutually_exclusive_group()
     path = os.path.expanduser
     ours.add_argument("--records", type=path, help="a folder of records")

@@ -11,7 +11,6 @@ own, with the name of the treebank, and are not comparable with the paper's.
 repair; "invalid" is the share of outputs that were not a tree over the words of the sentence before repair.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from experiments.conditions import conditions
 from experiments.parsing_records import parsing_record_of, read_parsing_record
 from experiments.records import Record, fields_of, load
 from experiments.tables import FORMATS, print_notes, render
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 
 HEADER = ("parser", "training", "WSJ 23 F1", "other test set", "F1 there", "precision", "recall", "exact match",
@@ -170,11 +170,7 @@ def _decoding(record: Record) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.table4_parsing",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("experiments.table4_parsing", __doc__)
     parser.add_argument("runs", nargs="*", metavar="RUN_OR_RECORD")
     parser.add_argument("--format", choices=FORMATS, default="markdown")
     return exit_code_of(lambda: show(parser.parse_args(argv)))

@@ -111,10 +111,10 @@ def test_every_command_parses(page, monkeypatch):
 
 
 def programs():
-    """The modules that read their arguments with argparse."""
+    """The modules that read their arguments with an `argument_parser`."""
     for folder in ("t2t_jax", "experiments", "benchmarks"):
         for path in sorted(ROOT.glob(f"{folder}/**/*.py")):
-            if "ArgumentParser(" in path.read_text():
+            if re.search(r"parser = (measure\.)?argument_parser\(", path.read_text()):
                 yield ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 

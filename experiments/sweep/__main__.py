@@ -41,6 +41,7 @@ from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trial_process import POLL_SECONDS, shell_exit_code, signal_on_parent_death
 from experiments.sweep.trials import FAILED, INTERRUPTED, MAIN, REFUSED, RUNNING, WAITING, Trial
 from t2t_jax import signals, slurm
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import InputError, InterruptedRun, exit_code_of
 from t2t_jax.files import is_url, try_lock
 
@@ -163,12 +164,8 @@ def folder(path: str) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = argument_parser("experiments.sweep", __doc__)
+    parser.allow_abbrev = False
     add = parser.add_argument
     add("configs", help="a folder of configs, such as table3")
     add("--workdir", type=folder, required=True, metavar="DIR", help="the folder of the sweep")

@@ -15,7 +15,6 @@ Two plain-text files, detokenised, one sentence a line. Scores of different prot
 - chrf: sacreBLEU's chrF2, character n-grams up to order 6.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -28,6 +27,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
+from t2t_jax.command_line import argument_parser
 from t2t_jax.data.languages import base_language
 from t2t_jax.data.plain_text import WITHOUT_SPACES
 from t2t_jax.errors import InputError, exit_code_of
@@ -191,11 +191,7 @@ def table(scores: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m t2t_jax.evaluation.bleu",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("t2t_jax.evaluation.bleu", __doc__)
     parser.add_argument("reference", help="reference translations, one a line")
     parser.add_argument("hypothesis", help="translations to score, line by line")
     parser.add_argument("--target_language", help="such as de, de-AT or deu; without it, only sacreBLEU and chrF")

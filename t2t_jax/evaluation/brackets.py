@@ -24,7 +24,6 @@ tag, its punctuation would stay, and nearly every sentence would be an error sen
 construction, and words that differ are bad input.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -33,6 +32,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
+from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import InputError, exit_code_of, shown
 from t2t_jax.files import read_text
 
@@ -318,11 +318,7 @@ def score_files(gold: str, test: str, gold_tags: bool = False) -> list[SentenceS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m t2t_jax.evaluation.brackets",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("t2t_jax.evaluation.brackets", __doc__)
     parser.add_argument("gold", help="reference trees, one a line")
     parser.add_argument("test", help="predicted trees, line by line")
     parser.add_argument("--gold_tags", action="store_true", help="give the test trees the tags of the gold trees")

@@ -7,7 +7,6 @@ and its decoder input starts with the embedding of EOS, where ours starts with a
 `model.positions='learned'` instead: tables of fairseq's encodings, the embedding of EOS added to the target's row 0.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from t2t_jax.command_line import argument_parser
 from t2t_jax.data.task import JOINT_FILE
 from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, read_model
 from t2t_jax.errors import InputError, shown
@@ -209,11 +209,7 @@ def _embeddings(tables: list[np.ndarray], ids: np.ndarray) -> Params:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m t2t_jax.interop.from_fairseq",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("t2t_jax.interop.from_fairseq", __doc__)
     parser.add_argument("checkpoint", help="a checkpoint of fairseq-train; no code in it is executed")
     parser.add_argument("dictionaries", nargs="+", metavar="dictionary", help="dict.*.txt of one joint dictionary")
     parser.add_argument("run", help="the run folder to write")

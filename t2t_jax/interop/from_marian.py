@@ -7,7 +7,6 @@ and decoder must be of equal size, and the embedding of the start symbol the zer
 SentencePiece models of their own, they become separate vocabularies.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from t2t_jax.command_line import argument_parser
 from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE
 from t2t_jax.data.tokenizer import LANGUAGE_CODE, PAD, read_model
 from t2t_jax.errors import InputError, shown
@@ -195,11 +195,7 @@ def _embeddings(state: State, theirs: Fields, vocabularies: _Vocabularies) -> Pa
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m t2t_jax.interop.from_marian",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argument_parser("t2t_jax.interop.from_marian", __doc__)
     parser.add_argument("folder", help="of a model in the format of MarianMTModel, such as a published Opus-MT model")
     parser.add_argument("run", help="the run folder to write")
     return run_command(parser, from_marian, argv)
