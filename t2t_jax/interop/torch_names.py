@@ -4,11 +4,13 @@ The `weight` of a linear layer is [out, in], the transpose of our kernel flatten
 the `out` axis of the query, key and value projections, and in the `in` axis of the output projection.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import TransformerConfig
@@ -26,69 +28,75 @@ _NORMS = {
 }
 
 
+class _Entry(NamedTuple):
+    """A parameter: its path in our tree, None for a zero bias that our model lacks; their name; our shape.
+
+    The first `inputs` axes of a kernel are those of the linear layer's input; a vector has none.
+    """
+
+    path: tuple[str, ...] | None
+    name: str
+    shape: tuple[int, ...]
+    inputs: int = 0
+
+    @property
+    def their_shape(self) -> tuple[int, ...]:
+        sizes = math.prod(self.shape[self.inputs :]), math.prod(self.shape[: self.inputs])
+        return sizes if self.inputs else sizes[:1]
+
+
 def to_torch(params: Params, config: TransformerConfig) -> State:
     """The parameters of all encoder and decoder layers; without `attention_bias` those biases are zeros."""
-    state = {}
-    for name, theirs in _layers(config):
-        layer = params[name]
-        for attention, prefix in _attentions(name, theirs):
-            for projection, linear in _PROJECTIONS.items():
-                kernel = np.asarray(layer[attention][f"{projection}_kernel"])
-                weight = kernel.reshape(math.prod(kernel.shape[: _in_axes(projection)]), -1).T
-                bias = layer[attention].get(f"{projection}_bias", np.zeros(len(weight), np.float32))
-                state[f"{prefix}.{linear}.weight"] = weight
-                state[f"{prefix}.{linear}.bias"] = np.asarray(bias).reshape(-1)
-        for dense, linear in _FEED_FORWARD.items():
-            state[f"{theirs}.{linear}.weight"] = np.asarray(layer["feed_forward"][dense]["kernel"]).T
-            state[f"{theirs}.{linear}.bias"] = np.asarray(layer["feed_forward"][dense]["bias"])
-        for sublayer, norm in _norms(name):
-            state |= _norm_to_torch(f"{theirs}.{norm}", layer[sublayer]["norm"])
-    for stack in _final_norms(config):
-        state |= _norm_to_torch(f"{stack}.layer_norm", params[f"{stack}_norm"])
-    return {name: np.ascontiguousarray(value, np.float32) for name, value in state.items()}
+    ours, state = flatten_dict(params), {}
+    for entry in _entries(config):
+        value = np.zeros(entry.shape) if entry.path is None else np.asarray(ours[entry.path])
+        state[entry.name] = np.ascontiguousarray(value.reshape(entry.their_shape[::-1]).T, np.float32)
+    return state
 
 
 def torch_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     """The shapes of the entries that `from_torch` takes."""
-    d, shapes = config.d_model, {}
-    inner = {"query": config.num_heads * config.d_k, "key": config.num_heads * config.d_k}
-    inner |= dict.fromkeys(("value", "output"), config.num_heads * config.d_v)
-    for name, theirs in _layers(config):
-        for _, prefix in _attentions(name, theirs):
-            for projection, linear in _PROJECTIONS.items():
-                rows, columns = (d, inner[projection]) if projection == "output" else (inner[projection], d)
-                shapes |= {f"{prefix}.{linear}.weight": (rows, columns), f"{prefix}.{linear}.bias": (rows,)}
-        shapes |= {f"{theirs}.fc1.weight": (config.d_ff, d), f"{theirs}.fc1.bias": (config.d_ff,)}
-        shapes |= {f"{theirs}.fc2.weight": (d, config.d_ff), f"{theirs}.fc2.bias": (d,)}
-        shapes |= {f"{theirs}.{norm}.{part}": (d,) for _, norm in _norms(name) for part in ("weight", "bias")}
-    return shapes | {
-        f"{stack}.layer_norm.{part}": (d,) for stack in _final_norms(config) for part in ("weight", "bias")
-    }
+    return {entry.name: entry.their_shape for entry in _entries(config)}
 
 
 def from_torch(state: State, config: TransformerConfig) -> Params:
     """The parameters of all encoder and decoder layers, removed from `state`; shapes as in `torch_shapes(config)`."""
-    params = {}
-    for name, theirs in _layers(config):
-        layer = params[name] = {"feed_forward": {}}
-        for attention, prefix in _attentions(name, theirs):
-            layer[attention] = {}
+    taken = [(entry.path, take(state, entry.name).T.reshape(entry.shape)) for entry in _entries(config)]
+    return unflatten_dict({path: value for path, value in taken if path is not None})
+
+
+def _entries(config: TransformerConfig) -> Iterator[_Entry]:
+    """All parameters of the layers and of the norms after them."""
+    d, h, d_k, d_v = config.d_model, config.num_heads, config.d_k, config.d_v
+    kernels = {"query": (d, h, d_k), "key": (d, h, d_k), "value": (d, h, d_v), "output": (h, d_v, d)}
+    dense_kernels = {"hidden": (d, config.d_ff), "output": (config.d_ff, d)}
+    for stack, index in itertools.product(("encoder", "decoder"), range(config.num_layers)):
+        layer, theirs = f"{stack}_layers_{index}", f"{stack}.layers.{index}"
+        for attention, module in _of_stack(stack, _ATTENTIONS):
             for projection, linear in _PROJECTIONS.items():
-                shape = _kernel_shape(projection, config)
-                weight, bias = take(state, f"{prefix}.{linear}.weight"), take(state, f"{prefix}.{linear}.bias")
-                layer[attention][f"{projection}_kernel"] = np.ascontiguousarray(weight.T).reshape(shape)
-                if config.attention_bias:
-                    layer[attention][f"{projection}_bias"] = bias.reshape(shape[_in_axes(projection) :])
+                kernel, inputs = kernels[projection], 2 if projection == "output" else 1
+                bias = (layer, attention, f"{projection}_bias") if config.attention_bias else None
+                name = f"{theirs}.{module}.{linear}"
+                yield _Entry((layer, attention, f"{projection}_kernel"), f"{name}.weight", kernel, inputs)
+                yield _Entry(bias, f"{name}.bias", kernel[inputs:])
         for dense, linear in _FEED_FORWARD.items():
-            layer["feed_forward"][dense] = {
-                "kernel": take(state, f"{theirs}.{linear}.weight").T,
-                "bias": take(state, f"{theirs}.{linear}.bias"),
-            }
-        for sublayer, norm in _norms(name):
-            layer[sublayer] = {"norm": _norm_from_torch(state, f"{theirs}.{norm}")}
-    for stack in _final_norms(config):
-        params[f"{stack}_norm"] = _norm_from_torch(state, f"{stack}.layer_norm")
-    return params
+            path, kernel = (layer, "feed_forward", dense), dense_kernels[dense]
+            yield _Entry((*path, "kernel"), f"{theirs}.{linear}.weight", kernel, inputs=1)
+            yield _Entry((*path, "bias"), f"{theirs}.{linear}.bias", kernel[1:])
+        for sublayer, norm in _of_stack(stack, _NORMS):
+            yield from _norm((layer, sublayer, "norm"), f"{theirs}.{norm}", d)
+    for stack in ("encoder", "decoder") if config.norm == "pre" else ():
+        yield from _norm((f"{stack}_norm",), f"{stack}.layer_norm", d)
+
+
+def _of_stack(stack: str, names: dict[str, str]) -> list[tuple[str, str]]:
+    """Those of a layer's parts that this stack has: only the decoder has cross-attention."""
+    return [item for item in names.items() if stack == "decoder" or "cross_attention" not in item[0]]
+
+
+def _norm(path: tuple[str, ...], name: str, d_model: int) -> Iterator[_Entry]:
+    yield _Entry((*path, "scale"), f"{name}.weight", (d_model,))
+    yield _Entry((*path, "bias"), f"{name}.bias", (d_model,))
 
 
 def has_attention_bias(state: State) -> bool:
@@ -116,42 +124,3 @@ def take(state: State, name: str) -> np.ndarray:
     if name not in state:
         raise InputError(f"checkpoint: no parameter {name}; it must hold all parameters that its config implies")
     return state.pop(name)
-
-
-def _layers(config: TransformerConfig) -> Iterator[tuple[str, str]]:
-    for stack in ("encoder", "decoder"):
-        for index in range(config.num_layers):
-            yield f"{stack}_layers_{index}", f"{stack}.layers.{index}"
-
-
-def _attentions(layer: str, theirs: str) -> Iterator[tuple[str, str]]:
-    for attention, prefix in _ATTENTIONS.items():
-        if attention == "self_attention" or layer.startswith("decoder"):
-            yield attention, f"{theirs}.{prefix}"
-
-
-def _norms(layer: str) -> Iterator[tuple[str, str]]:
-    return (item for item in _NORMS.items() if item[0] != "after_cross_attention" or layer.startswith("decoder"))
-
-
-def _final_norms(config: TransformerConfig) -> tuple[str, ...]:
-    return ("encoder", "decoder") if config.norm == "pre" else ()
-
-
-def _in_axes(projection: str) -> int:
-    """The number of input axes of our kernel: [D] of query, key and value, [H, V] of the output projection."""
-    return 2 if projection == "output" else 1
-
-
-def _kernel_shape(projection: str, config: TransformerConfig) -> tuple[int, int, int]:
-    if projection == "output":
-        return config.num_heads, config.d_v, config.d_model
-    return config.d_model, config.num_heads, config.d_v if projection == "value" else config.d_k
-
-
-def _norm_to_torch(name: str, norm: Params) -> State:
-    return {f"{name}.weight": np.asarray(norm["scale"]), f"{name}.bias": np.asarray(norm["bias"])}
-
-
-def _norm_from_torch(state: State, name: str) -> Params:
-    return {"scale": take(state, f"{name}.weight"), "bias": take(state, f"{name}.bias")}
