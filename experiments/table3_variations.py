@@ -24,16 +24,7 @@ from experiments.figure_file import figure_file
 from experiments.records import Record, read_records, sweep_records
 from experiments.sweep.plan import CONFIGS
 from experiments.table3_figure import draw
-from experiments.table3_rows import (
-    MEASURED,
-    SCORES,
-    SETTINGS,
-    SIGNIFICANCE_LEVEL,
-    Row,
-    Table,
-    correlation,
-    make_table,
-)
+from experiments.table3_rows import MEASURED, SCORES, SETTINGS, SIGNIFICANCE_LEVEL, Row, Table, correlation, make_table
 from experiments.tables import FORMATS, print_notes, render
 from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import exit_code_of

@@ -33,7 +33,7 @@ Shape = tuple[int | None, ...]  # None: any size
 _T = TypeVar("_T")
 
 
-def foreign_json(field: str, path: str | Path) -> dict[str, Any]:
+def json_object(field: str, path: str | Path) -> dict[str, Any]:
     """The object in a JSON file; refuses files that are too long or hold another JSON value."""
     path = existing_file(field, path)
     size = path.stat().st_size

@@ -20,19 +20,8 @@ from t2t_jax.data.task import JOINT_FILE
 from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, read_model
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import existing_file, new_folder, read_text
+from t2t_jax.interop import foreign
 from t2t_jax.interop.embeddings import ZERO_PROBABILITY, from_tables
-from t2t_jax.interop.foreign import (
-    MOST_CHANNELS,
-    MOST_HEADS,
-    MOST_LAYERS,
-    MOST_POSITIONS,
-    Fields,
-    heads,
-    plain_dict,
-    read_state,
-    read_torch_file,
-    torch_tensors,
-)
 from t2t_jax.interop.imported import MAX_EXTRA_LENGTH, assemble, run_command, write_run
 from t2t_jax.interop.torch_names import Params, State, take, torch_shapes
 from t2t_jax.interop.vocabulary import in_our_order
@@ -67,11 +56,11 @@ def from_fairseq(
         ids = _dictionary(dictionaries)
         name = f"sentencepiece: {spm}"
         vocabulary = in_our_order(read_model(spm, name), ids, field=name)
-        saved = plain_dict(read_torch_file("checkpoint", path))
+        saved = foreign.plain_dict(foreign.read_torch_file("checkpoint", path))
         theirs = _arguments(saved)
         languages = theirs.text("source_lang", "source"), theirs.text("target_lang", "target")
         max_length = max(
-            theirs.integer(f"max_{side}_positions", 1, MOST_POSITIONS, 1024) for side in ("source", "target")
+            theirs.integer(f"max_{side}_positions", 1, foreign.MOST_POSITIONS, 1024) for side in ("source", "target")
         )
         shape, learned = _shape(theirs), theirs.in_both("learned_pos", theirs.flag)
         if not learned and shape["d_model"] % 2:
@@ -96,31 +85,32 @@ def from_fairseq(
         )
 
 
-def _arguments(saved: dict[str, Any]) -> Fields:
+def _arguments(saved: dict[str, Any]) -> foreign.Fields:
     """The model's options: `args`, or `cfg['model']` in newer versions, with nested encoder and decoder flattened."""
     if not isinstance(saved.get("model"), dict):
         raise InputError("checkpoint: no 'model' in it; give a checkpoint that fairseq-train wrote")
-    args = plain_dict(saved.get("args")) or plain_dict(plain_dict(saved.get("cfg")).get("model"))
+    cfg = foreign.plain_dict(saved.get("cfg"))
+    args = foreign.plain_dict(saved.get("args")) or foreign.plain_dict(cfg.get("model"))
     if not args:
         raise InputError("checkpoint: neither 'args' nor 'cfg' holds the model's options; it must hold one of them")
     for stack in ("encoder", "decoder"):
-        args |= {f"{stack}_{field}": value for field, value in plain_dict(args.get(stack)).items()}
-    return Fields("checkpoint", args)
+        args |= {f"{stack}_{field}": value for field, value in foreign.plain_dict(args.get(stack)).items()}
+    return foreign.Fields("checkpoint", args)
 
 
-def _shape(theirs: Fields) -> dict[str, Any]:
+def _shape(theirs: foreign.Fields) -> dict[str, Any]:
     """The fields of our `TransformerConfig`; refuses architectures that our model does not have."""
     for field, value in _REQUIRED.items():
         theirs.must_be(field, value, default=value)
-    layers = theirs.in_both("layers", lambda name: theirs.integer(name, 1, MOST_LAYERS, 6))
-    d_model = theirs.in_both("embed_dim", lambda name: theirs.integer(name, 2, MOST_CHANNELS, 512))
-    d_ff = theirs.in_both("ffn_embed_dim", lambda name: theirs.integer(name, 1, MOST_CHANNELS, 2048))
-    num_heads = theirs.in_both("attention_heads", lambda name: theirs.integer(name, 1, MOST_HEADS, 8))
+    layers = theirs.in_both("layers", lambda name: theirs.integer(name, 1, foreign.MOST_LAYERS, 6))
+    d_model = theirs.in_both("embed_dim", lambda name: theirs.integer(name, 2, foreign.MOST_CHANNELS, 512))
+    d_ff = theirs.in_both("ffn_embed_dim", lambda name: theirs.integer(name, 1, foreign.MOST_CHANNELS, 2048))
+    num_heads = theirs.in_both("attention_heads", lambda name: theirs.integer(name, 1, foreign.MOST_HEADS, 8))
     return {
         "num_layers": layers,
         "d_model": d_model,
         "d_ff": d_ff,
-        **heads("checkpoint", d_model, num_heads),
+        **foreign.heads("checkpoint", d_model, num_heads),
         "dropout": theirs.fraction("dropout", 0.1),
         "attention_dropout": theirs.fraction("attention_dropout", 0.0),
         "norm": "pre" if theirs.in_both("normalize_before", theirs.flag) else "post",
@@ -130,11 +120,11 @@ def _shape(theirs: Fields) -> dict[str, Any]:
 def _state(path: Path, saved: Any, config: TransformerConfig, learned: bool) -> State:
     """All parameters; buffers for version numbers and devices are skipped."""
     skipped = (".version", "embed_positions._float_tensor")
-    tensors = torch_tensors(f"checkpoint: {path}", saved, skipped)
+    tensors = foreign.torch_tensors(f"checkpoint: {path}", saved, skipped)
     names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *_SOFTMAX]
     names += [f"{stack}.embed_positions.weight" for stack in ("encoder", "decoder")] if learned else []
     shapes = torch_shapes(config) | dict.fromkeys(names, (None, config.d_model))
-    return read_state(f"checkpoint: {path}", tensors, shapes, path.stat().st_size)
+    return foreign.read_state(f"checkpoint: {path}", tensors, shapes, path.stat().st_size)
 
 
 def _dictionary(paths: Sequence[str | Path]) -> dict[str, int]:
@@ -166,7 +156,7 @@ def _symbols(path: Path) -> list[str]:
     return list(symbols)
 
 
-def _tables(state: State, theirs: Fields, size: int) -> tuple[list[np.ndarray], np.ndarray]:
+def _tables(state: State, theirs: foreign.Fields, size: int) -> tuple[list[np.ndarray], np.ndarray]:
     """The source, target and softmax tables in fairseq's order with our scaling, and the scaled embedding of EOS."""
     source, target = (take(state, f"{stack}.embed_tokens.weight") for stack in ("encoder", "decoder"))
     found = [state.pop(name) for name in _SOFTMAX if name in state]

@@ -19,21 +19,8 @@ from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE
 from t2t_jax.data.tokenizer import LANGUAGE_CODE, PAD, read_model
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import existing_file, new_folder
+from t2t_jax.interop import foreign
 from t2t_jax.interop.embeddings import ZERO_PROBABILITY, from_tables
-from t2t_jax.interop.foreign import (
-    MOST_CHANNELS,
-    MOST_HEADS,
-    MOST_LAYERS,
-    MOST_POSITIONS,
-    MOST_SYMBOLS,
-    Fields,
-    foreign_json,
-    heads,
-    read_state,
-    read_torch_file,
-    safetensors_tensors,
-    torch_tensors,
-)
 from t2t_jax.interop.imported import assemble, run_command, write_run
 from t2t_jax.interop.to_marian import sines_first
 from t2t_jax.interop.torch_names import Params, State, permute_channels, torch_shapes
@@ -49,9 +36,9 @@ def from_marian(folder: str | Path, run: str | Path) -> None:
     """Writes the run folder `run`; its model computes the same logits as `MarianMTModel`."""
     with new_folder("run", run) as target:
         folder = existing_file("folder", Path(folder) / "config.json").parent
-        theirs = Fields("config.json", foreign_json("folder", folder / "config.json"))
+        theirs = foreign.Fields("config.json", foreign.json_object("folder", folder / "config.json"))
         languages = _languages(folder)
-        max_length = theirs.integer("max_position_embeddings", 1, MOST_POSITIONS, default=1024)
+        max_length = theirs.integer("max_position_embeddings", 1, foreign.MOST_POSITIONS, default=1024)
         shape = _shape(theirs)
         vocabularies = _vocabularies(folder)
         sizes = {"vocab_size": len(vocabularies.target.ids), "share_embeddings": vocabularies.is_joint}
@@ -82,20 +69,20 @@ class _Vocabularies(NamedTuple):
         return {SOURCE_FILE: self.source.model, TARGET_FILE: self.target.model}
 
 
-def _shape(theirs: Fields) -> dict[str, float]:
+def _shape(theirs: foreign.Fields) -> dict[str, float]:
     """The fields of our `TransformerConfig`; refuses architectures that our model does not have."""
     theirs.must_be("model_type", "marian")
     for field in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):  # in older configs
         theirs.must_be(field, False, default=False)
-    layers = theirs.in_both("layers", lambda name: theirs.integer(name, 1, MOST_LAYERS))
-    num_heads = theirs.in_both("attention_heads", lambda name: theirs.integer(name, 1, MOST_HEADS))
-    d_ff = theirs.in_both("ffn_dim", lambda name: theirs.integer(name, 1, MOST_CHANNELS))
-    d_model = theirs.integer("d_model", 2, MOST_CHANNELS)
+    layers = theirs.in_both("layers", lambda name: theirs.integer(name, 1, foreign.MOST_LAYERS))
+    num_heads = theirs.in_both("attention_heads", lambda name: theirs.integer(name, 1, foreign.MOST_HEADS))
+    d_ff = theirs.in_both("ffn_dim", lambda name: theirs.integer(name, 1, foreign.MOST_CHANNELS))
+    d_model = theirs.integer("d_model", 2, foreign.MOST_CHANNELS)
     return {
         "num_layers": layers,
         "d_model": d_model,
         "d_ff": d_ff,
-        **heads("config.json", d_model, num_heads),
+        **foreign.heads("config.json", d_model, num_heads),
         "activation": theirs.one_of("activation_function", _ACTIVATIONS),
         "dropout": theirs.fraction("dropout", 0.1),
         "attention_dropout": theirs.fraction("attention_dropout", 0.0),
@@ -109,23 +96,23 @@ def _languages(folder: Path) -> tuple[str, str]:
     return theirs.text("source_lang", "source"), theirs.text("target_lang", "target")
 
 
-def _tokenizer_config(folder: Path) -> Fields:
+def _tokenizer_config(folder: Path) -> foreign.Fields:
     path = folder / "tokenizer_config.json"
-    return Fields(path.name, foreign_json("folder", path) if path.exists() else {})
+    return foreign.Fields(path.name, foreign.json_object("folder", path) if path.exists() else {})
 
 
 def _state(folder: Path, config: TransformerConfig) -> State:
     """All parameters but the sinusoidal position encodings, which our model computes."""
     path = folder / "model.safetensors"
     if path.exists():
-        tensors = safetensors_tensors("folder", existing_file("folder", path))
+        tensors = foreign.safetensors_tensors("folder", existing_file("folder", path))
     else:
         path = existing_file("folder", folder / "pytorch_model.bin")
-        tensors = torch_tensors(f"folder: {path}", read_torch_file("folder", path))
+        tensors = foreign.torch_tensors(f"folder: {path}", foreign.read_torch_file("folder", path))
     tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "embed_positions" not in name}
     tables = {f"{name}.weight": (None, config.d_model) for name in _TABLES}
     shapes = torch_shapes(config) | tables | {"final_logits_bias": (1, None)}
-    return read_state(f"folder: {path}", tensors, shapes, path.stat().st_size)
+    return foreign.read_state(f"folder: {path}", tensors, shapes, path.stat().st_size)
 
 
 def _vocabularies(folder: Path) -> _Vocabularies:
@@ -148,10 +135,10 @@ def _vocabularies(folder: Path) -> _Vocabularies:
 
 def _dictionary(path: Path) -> dict[str, int]:
     """The id of each piece."""
-    ids = foreign_json("folder", path)
-    theirs, pieces = Fields(path.name, ids), {}
+    ids = foreign.json_object("folder", path)
+    theirs, pieces = foreign.Fields(path.name, ids), {}
     for piece in ids:
-        other = pieces.setdefault(theirs.integer(piece, 0, MOST_SYMBOLS), piece)
+        other = pieces.setdefault(theirs.integer(piece, 0, foreign.MOST_SYMBOLS), piece)
         if other != piece:
             raise InputError(
                 f"{path.name}: {shown(other)} and {shown(piece)} have one id, {ids[piece]}; ids must be unique"
@@ -159,7 +146,7 @@ def _dictionary(path: Path) -> dict[str, int]:
     return ids
 
 
-def _embeddings(state: State, theirs: Fields, vocabularies: _Vocabularies) -> Params:
+def _embeddings(state: State, theirs: foreign.Fields, vocabularies: _Vocabularies) -> Params:
     """Our embeddings and the softmax's bias, if it is not zero, in our order of ids and with our scaling.
 
     Padding whose logit is always 0 was never trained: Marian has none, its conversion to transformers adds the symbol,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from t2t_jax.errors import DamagedError, InputError
-from t2t_jax.interop.foreign import foreign_json
+from t2t_jax.interop.foreign import json_object
 from t2t_jax.interop.from_marian import from_marian
 from t2t_jax.remote_run import local_runs, needed_to_read
 from t2t_jax.temporary_folders import standing_for, temporary_folder
@@ -31,6 +31,6 @@ def run_folders(workdir: str | Path, step: int | str | None = None) -> Iterator[
 def is_marian(path: str | Path) -> bool:
     """Whether a folder holds a model of Hugging Face's MarianMTModel."""
     try:
-        return foreign_json("workdir", Path(path) / "config.json").get("model_type") == "marian"
+        return json_object("workdir", Path(path) / "config.json").get("model_type") == "marian"
     except (InputError, DamagedError):  # whoever opens it as a run folder says what is wrong with it
         return False
