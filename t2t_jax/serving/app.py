@@ -109,17 +109,14 @@ class Demo:
 
     # --- In the event loop ----------------------------------------------------------------------------------
 
-    async def _page(self, request: Request) -> Response:
-        del request
+    async def _page(self, _: Request) -> Response:
         return HTMLResponse(page(), headers={"Content-Security-Policy": content_security_policy()})
 
-    async def _info(self, request: Request) -> Response:
-        del request
+    async def _info(self, _: Request) -> Response:
         return JSONResponse(self._about)
 
-    async def _health(self, request: Request) -> Response:
+    async def _health(self, _: Request) -> Response:
         """503 if a batch takes longer than any client waits, or if nothing is translated (any more)."""
-        del request
         age = self._batcher.batch_age()
         is_damaged = any(isinstance(_failure(job.future), DamagedError) for job in self._warm_up)
         healthy = self._batcher.is_running and age < self._limits.request_seconds and not is_damaged
@@ -131,8 +128,7 @@ class Demo:
         }
         return JSONResponse(status, 200 if healthy else 503)
 
-    async def _metrics_page(self, request: Request) -> Response:
-        del request
+    async def _metrics_page(self, _: Request) -> Response:
         gauges = {"t2t_waiting_sentences": self._batcher.waiting(), "t2t_batch_seconds": self._batcher.batch_age()}
         return Response(self._metrics.text(gauges), headers={"Content-Type": CONTENT_TYPE})
 
@@ -284,29 +280,24 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return _error(error.status_code, reason, error.headers)
 
 
-async def _input_error(request: Request, error: InputError) -> Response:
-    del request
+async def _input_error(_: Request, error: InputError) -> Response:
     return _error(400, str(error))
 
 
-async def _damaged(request: Request, error: DamagedError) -> Response:
-    del request
+async def _damaged(_: Request, error: DamagedError) -> Response:
     logging.error("%s", error)
     return _error(500, str(error))
 
 
-async def _full(request: Request, error: Full) -> Response:
-    del request
+async def _full(_: Request, error: Full) -> Response:
     return _error(503, str(error), {"Retry-After": str(error.retry_after)})
 
 
-async def _gone(request: Request, error: ClientDisconnect) -> Response:
+async def _gone(*_: Any) -> Response:
     """Nobody reads this; the status, nginx's, is for the metrics."""
-    del request, error
     return Response(status_code=499)
 
 
-async def _bug(request: Request, error: Exception) -> Response:
+async def _bug(_: Request, error: Exception) -> Response:
     """Starlette raises the error again, so that uvicorn logs it."""
-    del request
     return _error(500, f"a bug of the server ({type(error).__name__}); its log says more")
