@@ -140,13 +140,15 @@ def add_normalization(model: bytes, replace: Mapping[str, str], name: str) -> by
             f"{name} has normalisation rules of its own, to which those of data.cleaning can't be added; set "
             "data.cleaning.lowercase, normalize_punctuation and remove_nonprinting to False"
         )
-    sentencepiece.set_min_log_level(2)
-    with _rules_file(replace) as rules:
-        compiled = sentencepiece.SentencePieceNormalizer(rule_tsv=rules).serialized_model_proto()
-    rules_of = sentencepiece_model_pb2.ModelProto.FromString(compiled).normalizer_spec
-    changed.normalizer_spec.name = rules_of.name
-    changed.normalizer_spec.precompiled_charsmap = rules_of.precompiled_charsmap
+    changed.normalizer_spec.name, changed.normalizer_spec.precompiled_charsmap = "user_defined", compiled_rules(replace)
     return changed.SerializeToString()
+
+
+def compiled_rules(replace: Mapping[str, str]) -> bytes:
+    """Normalisation rules as the `precompiled_charsmap` of a SentencePiece model."""
+    sentencepiece.set_min_log_level(2)
+    compiled = sentencepiece.SentencePieceNormalizer(norm_map=list(replace.items())).serialized_model_proto()
+    return sentencepiece_model_pb2.ModelProto.FromString(compiled).normalizer_spec.precompiled_charsmap
 
 
 @contextlib.contextmanager
@@ -169,16 +171,17 @@ def _reason(error: Exception) -> str:
     return text.split("] ", 1)[-1] or "the vocabulary could not be trained on this text; try a smaller one"
 
 
-def checked_line(number: int, text: str) -> str:
-    """`text` on one line; refuses lone surrogates."""
-    if not isinstance(text, str):
-        raise InputError(f"text {number}: must be a str; got {type(text).__name__}")
-    if (at := lone_surrogate(text)) is not None:
-        raise InputError(
-            f"text {number}, character {at + 1}: {text[at]!a} is a lone surrogate; read the text as UTF-8, without "
-            "errors='surrogateescape'"
-        )
-    return one_line(text)
+def checked_lines(texts: Sequence[str]) -> list[str]:
+    """The texts, each on one line; refuses lone surrogates."""
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise InputError(f"text {number}: must be a str; got {type(text).__name__}")
+        if (at := lone_surrogate(text)) is not None:
+            raise InputError(
+                f"text {number}, character {at + 1}: {text[at]!a} is a lone surrogate; read the text as UTF-8, without "
+                "errors='surrogateescape'"
+            )
+    return [one_line(text) for text in texts]
 
 
 def read_model(path: Path, name: str) -> bytes:
@@ -252,7 +255,7 @@ class Tokenizer:
 
         What is translated is read so; training text is encoded as it is. A blank text becomes "".
         """
-        lines = [checked_line(number, text) for number, text in enumerate(texts, start=1)]
+        lines = checked_lines(texts)
         return ["" if is_blank(line) else compose(line, self._learnt).translate(self._plain_forms) for line in lines]
 
     @functools.cached_property
@@ -276,21 +279,18 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of one sentence, EOS last."""
-        return [*self._pieces.encode(checked_line(1, text)), EOS]
+        return [*self._pieces.encode(*checked_lines([text])), EOS]
 
     def encode_many(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
         """`encode` of each text, on `num_threads` threads; −1: on all cores."""
-        lines = [checked_line(number, text) for number, text in enumerate(texts, start=1)]
-        encoded = self._pieces.encode(lines, num_threads=num_threads)
-        return [[*ids, EOS] for ids in encoded]
+        return [[*ids, EOS] for ids in self._pieces.encode(checked_lines(texts), num_threads=num_threads)]
 
     def sample_many(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         """`encode_many` with random segmentations, the same for the same texts and seed (subword regularisation).
 
         `rate` is the probability with which BPE-dropout leaves out a merge.
         """
-        lines = [checked_line(number, text) for number, text in enumerate(texts, start=1)]
-        return [[*ids, EOS] for ids in self._bpe_dropout.sample(lines, rate, seed)]
+        return [[*ids, EOS] for ids in self._bpe_dropout.sample(checked_lines(texts), rate, seed)]
 
     @functools.cached_property
     def _bpe_dropout(self) -> BpeDropout:

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 from t2t_jax import sharding
 from t2t_jax.data.plain_text import is_blank
 from t2t_jax.data.task import TASKS, Task, Vocabularies
-from t2t_jax.data.tokenizer import checked_line, longest_whole
+from t2t_jax.data.tokenizer import checked_lines, longest_whole
 from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad_pairs
 from t2t_jax.decoding.constraints import Constraint
@@ -263,8 +263,7 @@ class Translator:
         A task with a grammar keeps them, as its outputs are over the words of the source.
         """
         if self.task.grammar:
-            lines = [checked_line(number, source) for number, source in enumerate(sources, start=1)]
-            return ["" if is_blank(line) else line for line in lines]
+            return ["" if is_blank(line) else line for line in checked_lines(sources)]
         return self.vocabularies.source.plain(sources)
 
     def encode_targets(self, targets: Sequence[str], *, name: str = "target", first_line: int = 1) -> list[list[int]]:

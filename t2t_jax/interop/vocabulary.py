@@ -8,7 +8,7 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.tokenizer import EOS, LANGUAGE_CODE, PAD, SPACE, UNKNOWN, load_pieces
+from t2t_jax.data.tokenizer import EOS, LANGUAGE_CODE, PAD, SPACE, UNKNOWN, compiled_rules, load_pieces
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import lone_surrogate
 
@@ -150,10 +150,7 @@ def with_white_space_rules(model: bytes) -> bytes:
         sentencepiece.set_min_log_level(2)
         has_rules = bool(spec.precompiled_charsmap)
         rules = dict(sentencepiece.SentencePieceNormalizer(model_proto=model).Decompile()) if has_rules else {}
-        rules |= dict.fromkeys(_WHITE_SPACE, " ")
-        compiled = sentencepiece.SentencePieceNormalizer(norm_map=list(rules.items())).serialized_model_proto()
-        found = sentencepiece_model_pb2.ModelProto.FromString(compiled).normalizer_spec
-        spec.name, spec.precompiled_charsmap = found.name, found.precompiled_charsmap
+        spec.name, spec.precompiled_charsmap = "", compiled_rules(rules | dict.fromkeys(_WHITE_SPACE, " "))
     elif spec.remove_extra_whitespaces:
         return model
     spec.remove_extra_whitespaces = True  # false with subword-nmt's codes
