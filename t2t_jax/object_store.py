@@ -45,7 +45,7 @@ class Stamp(NamedTuple):
 
 
 @contextlib.contextmanager
-def local_copy(field: str, url: str) -> Iterator[Path]:
+def local_copy(url: str) -> Iterator[Path]:
     """A temporary folder that stands for `url`: errors raised in the block name the URL, not the folder."""
     with temporary_folder() as directory:
         folder = directory / url.rstrip("/").rpartition("/")[2]

@@ -49,7 +49,7 @@ def local_run(path: str, select: Select = everything, *, trains: bool = False) -
         yield path, lambda: None
         return
     exclusive = "checkpoints/" if trains else ""
-    with local_copy("workdir", path) as folder:
+    with local_copy(path) as folder:
         remote = RemoteFolder("workdir", path, folder, _CHECKPOINT)
         remote.download(select)
 

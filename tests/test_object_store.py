@@ -325,7 +325,7 @@ def test_what_consoles_mark_folders_by_is_not_a_file(tmp_path, monkeypatch):
 
 
 def test_errors_name_the_url_and_the_copy_does_not_outlive_them():
-    with pytest.raises(InputError, match=f"^workdir: {URL}/x is bad$"), local_copy("workdir", URL) as folder:
+    with pytest.raises(InputError, match=f"^workdir: {URL}/x is bad$"), local_copy(URL) as folder:
         folder.mkdir()
         assert original_of(folder) == URL
         raise InputError(f"workdir: {folder}/x is bad")
