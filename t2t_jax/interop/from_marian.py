@@ -10,7 +10,6 @@ SentencePiece models of their own, they become separate vocabularies.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,39 +33,21 @@ _ACTIVATIONS = {"relu": "relu", "swish": "swish", "silu": "swish", "gelu": "gelu
 
 def from_marian(folder: str | Path, run: str | Path) -> None:
     """Writes the run folder `run`; its model computes the same logits as `MarianMTModel`."""
-    with new_folder("run", run) as target:
+    with new_folder("run", run) as new:
         folder = existing_file("folder", Path(folder) / "config.json").parent
         theirs = foreign.Fields("config.json", foreign.json_object("folder", folder / "config.json"))
         languages = _languages(folder)
         max_length = theirs.integer("max_position_embeddings", 1, foreign.MOST_POSITIONS, default=1024)
         shape = _shape(theirs)
-        vocabularies = _vocabularies(folder)
-        sizes = {"vocab_size": len(vocabularies.target.ids), "share_embeddings": vocabularies.is_joint}
-        if not vocabularies.is_joint:
-            sizes["source_vocab_size"] = len(vocabularies.source.ids)
-        config = TransformerConfig(**sizes, **shape)
+        source, target = _vocabularies(folder)
+        is_joint = source is target
+        sizes = {"vocab_size": len(target.ids), "source_vocab_size": None if is_joint else len(source.ids)}
+        config = TransformerConfig(**sizes, share_embeddings=is_joint, **shape)
         state = permute_channels(_state(folder, config), np.argsort(sines_first(config.d_model)))
-        embeddings = _embeddings(state, theirs, vocabularies)
+        embeddings = _embeddings(state, theirs, source.ids, target.ids)
         config, params = assemble(config, state, embeddings)
-        files = vocabularies.files
-        write_run(target, config, params, files, origin="marian", max_length=max_length, languages=languages)
-
-
-class _Vocabularies(NamedTuple):
-    """Both sides' SentencePiece models, with Marian's id of each piece; `source` is `target` if they are joint."""
-
-    source: Vocabulary
-    target: Vocabulary
-
-    @property
-    def is_joint(self) -> bool:
-        return self.source is self.target
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        if self.is_joint:
-            return {JOINT_FILE: self.target.model}
-        return {SOURCE_FILE: self.source.model, TARGET_FILE: self.target.model}
+        files = {JOINT_FILE: target.model} if is_joint else {SOURCE_FILE: source.model, TARGET_FILE: target.model}
+        write_run(new, config, params, files, origin="marian", max_length=max_length, languages=languages)
 
 
 def _shape(theirs: foreign.Fields) -> dict[str, float]:
@@ -115,7 +96,7 @@ def _state(folder: Path, config: TransformerConfig) -> State:
     return foreign.read_state(f"folder: {path}", tensors, shapes, path.stat().st_size)
 
 
-def _vocabularies(folder: Path) -> _Vocabularies:
+def _vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
     """One joint vocabulary where both sides have the same files and no language codes; otherwise one of each side."""
     paths = [existing_file("folder", folder / f"{side}.spm") for side in ("source", "target")]
     source, target = (read_model(path, f"folder: {path}") for path in paths)
@@ -123,14 +104,11 @@ def _vocabularies(folder: Path) -> _Vocabularies:
     is_separate = _tokenizer_config(folder).flag("separate_vocabs")
     if is_separate or source != target or any(map(LANGUAGE_CODE.fullmatch, ids)):
         target_ids = _dictionary(folder / "target_vocab.json") if is_separate else ids
-        return _Vocabularies(
-            of_source(source, ids, field="source.spm"),
-            of_target(target, target_ids, field="target.spm"),
-        )
+        return of_source(source, ids, field="source.spm"), of_target(target, target_ids, field="target.spm")
     found = in_our_order(source, ids, field="source.spm")
     if -1 in found.ids:
         raise InputError(f"vocab.json lacks {np.sum(found.ids < 0)} pieces of source.spm; it must hold all of them")
-    return _Vocabularies(found, found)
+    return found, found
 
 
 def _dictionary(path: Path) -> dict[str, int]:
@@ -146,13 +124,12 @@ def _dictionary(path: Path) -> dict[str, int]:
     return ids
 
 
-def _embeddings(state: State, theirs: foreign.Fields, vocabularies: _Vocabularies) -> Params:
+def _embeddings(state: State, theirs: foreign.Fields, source_ids: np.ndarray, target_ids: np.ndarray) -> Params:
     """Our embeddings and the softmax's bias, if it is not zero, in our order of ids and with our scaling.
 
     Padding whose logit is always 0 was never trained: Marian has none, its conversion to transformers adds the symbol,
     and generation forbids it (bad_words_ids). Here its probability is 0.
     """
-    source_ids, target_ids = vocabularies.source.ids, vocabularies.target.ids
     highest = dict.fromkeys(_TABLES, target_ids.max()) | {"encoder.embed_tokens": source_ids.max()}
     highest["shared"] = max(source_ids.max(), target_ids.max())
     for name, last in highest.items():
@@ -171,7 +148,7 @@ def _embeddings(state: State, theirs: foreign.Fields, vocabularies: _Vocabularie
         )
     scale = 1.0 if theirs.flag("scale_embedding") else source.shape[1] ** -0.5
     tables = scale * source[source_ids], scale * target[target_ids], softmax[target_ids]
-    embeddings = from_tables(*tables, may_share=vocabularies.is_joint)
+    embeddings = from_tables(*tables, may_share=source_ids is target_ids)
     bias = state.pop("final_logits_bias", np.zeros((1, len(softmax)), np.float32))[0]
     if len(bias) <= target_ids.max():
         raise InputError(f"folder: final_logits_bias has {len(bias)} entries, vocab.json ids up to {target_ids.max()}")
