@@ -238,7 +238,9 @@ def train(report: Report, sizes: Sizes) -> None:
 def ablate(report: Report, sizes: Sizes) -> None:
     """Training steps of base: ours with one thing changed, and PyTorch's not compiled."""
     ours = JaxStep("bfloat16", fused_attention=True)
-    packed, buckets = packed_batches(sizes), batches_in_buckets(sizes)
+    packed, shapes = packed_batches(sizes), default("num_buckets")
+    # Without packing, a few of the shapes.
+    buckets = training_batches.ours(*sentences(sizes.vocab_size), sizes.tokens, sizes.bucket_shapes, num_buckets=shapes)
     group = {
         "base unfused": Case("base", dataclasses.replace(ours, fused_attention=False), packed),
         "base no compiler options": Case("base", dataclasses.replace(ours, compiler_options=False), packed),
@@ -278,12 +280,6 @@ def packed_batches(sizes: Sizes) -> list[Batch]:
     return training_batches.ours(*sentences(sizes.vocab_size), sizes.tokens, sizes.batches, **layout)
 
 
-def batches_in_buckets(sizes: Sizes) -> list[Batch]:
-    """Of our training without packing, of a few of its shapes."""
-    shapes = default("num_buckets")
-    return training_batches.ours(*sentences(sizes.vocab_size), sizes.tokens, sizes.bucket_shapes, num_buckets=shapes)
-
-
 def measure_groups(report: Report, sizes: Sizes, groups: Sequence[Group]) -> None:
     """Seconds of a step, real target tokens a second and TFLOP/s of each case."""
     results, failed = {}, False
@@ -303,8 +299,8 @@ def steps_of(group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as directory:
         settings = {
             model: Setting(
-                training.shape_of(model) | sizes.shape, sizes.vocab_size, sizes.tokens, sizes.rounds, platform,
-                f"{directory}/{model}.npz",
+                measure.paper_config(model).model.to_dict() | sizes.shape, sizes.vocab_size, sizes.tokens, sizes.rounds,
+                platform, f"{directory}/{model}.npz",
             )
             for model in {case.model for case in group.values()}
         }  # fmt: skip

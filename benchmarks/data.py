@@ -129,9 +129,7 @@ def wmt_lengths(count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.nd
 
 def data_fields(directory: Path) -> dict[str, Any]:
     """`config.data` of the base model, for the text in this directory, with all cleaning rules on."""
-    from configs import base_ende
-
-    data = base_ende.get_config().data.to_dict()
+    data = measure.paper_config("base").data.to_dict()
     data |= {"corpus": "files", "directory": str(directory / "stores")}
     data |= {split: str(directory / split) for split in ("train", "dev", "test")}
     limits = {"max_words": 175, "max_ratio": 1.5}
@@ -140,9 +138,7 @@ def data_fields(directory: Path) -> dict[str, Any]:
 
 def default(field: str) -> Any:
     """The value of a field in `config.data` of the base model."""
-    from configs import base_ende
-
-    return base_ende.get_config().data[field]
+    return measure.paper_config("base").data[field]
 
 
 def prepare(directory: Path) -> tuple[int, float]:

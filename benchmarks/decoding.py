@@ -41,7 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     conditions = measure.conditions(["jax", "flax", "ctranslate2"]) | {"rounds": arguments.rounds}
-    print({name: value for name, value in conditions.items()})
+    print(conditions)
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory, "base")
         write_random_run(base, {}, VOCAB, max_length=SOURCE)

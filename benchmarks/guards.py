@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import measure
-from configs import base_ende, big_ende
 from t2t_jax import sharding
 from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.data.batching import checksum
@@ -45,8 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     conditions = measure.conditions(["jax", "orbax-checkpoint"]) | {"model": arguments.model}
-    config = {"base": base_ende, "big": big_ende}[arguments.model].get_config()
-    state, steps, batch = _training(config)
+    state, steps, batch = _training(measure.paper_config(arguments.model))
     results = _of_a_save(state) | _of_a_step(state, steps, batch, arguments.rounds)
     for name, value in results.items():
         print(f"{name:<32}{value:12.4f}")

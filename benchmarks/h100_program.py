@@ -14,6 +14,7 @@ import contextlib
 import functools
 import importlib
 import importlib.metadata
+import itertools
 import os
 import re
 import sys
@@ -47,12 +48,13 @@ def main() -> None:
     if (reason := missing()) is not None:
         raise InputError(reason)
     results = {}
-    for model in arguments.models:
-        for fused in (False, True):
-            name = f"{model} {'fused' if fused else 'unfused'}"
-            results |= report(name, training_programs(model, arguments.rows, arguments.length, fused=fused))
+    for model, fused in itertools.product(arguments.models, (False, True)):
+        size = {"rows": arguments.rows, "length": arguments.length}
+        programs = [training_step(shape_of(model, layers), **size, fused=fused) for layers in (1, 2)]
+        results |= report(f"{model} {'fused' if fused else 'unfused'}", programs)
     for rows in arguments.decoding_rows:
-        results |= report(f"decoding {rows} rows", decoding_programs(rows))
+        programs = [decoding_step(shape_of("base", layers), rows=rows) for layers in (1, 2)]
+        results |= report(f"decoding {rows} rows", programs)
     chosen = {name: value for name, value in vars(arguments).items() if name != "output"}
     measure.write(arguments.output, measure.conditions(["jax"]) | chosen, results)
 
@@ -169,23 +171,11 @@ def decoding_step(config: Any, *, rows: int) -> str:
         return compile_for_h100(lowered, {})
 
 
-def training_programs(model: str, rows: int, length: int, **choices: Any) -> tuple[str, str]:
-    """The training steps of one and of two layers."""
-    return tuple(training_step(shape_of(model, layers), rows=rows, length=length, **choices) for layers in (1, 2))
-
-
-def decoding_programs(rows: int) -> tuple[str, str]:
-    """The decoding loops of base with one and with two layers."""
-    return tuple(decoding_step(shape_of("base", layers), rows=rows) for layers in (1, 2))
-
-
 def shape_of(model: str, layers: int) -> Any:
     """The `TransformerConfig` of base or big with this many layers."""
-    from configs import base_ende, big_ende
     from t2t_jax.model.transformer import TransformerConfig
 
-    fields = {"base": base_ende, "big": big_ende}[model].get_config().model.to_dict()
-    return TransformerConfig(vocab_size=VOCAB, **fields | {"num_layers": layers})
+    return TransformerConfig(vocab_size=VOCAB, **measure.paper_config(model).model.to_dict() | {"num_layers": layers})
 
 
 # --- Reading the compiled program ----------------------------------------------------------------------------
@@ -242,8 +232,7 @@ def computations(text: str) -> dict[str, list[Instruction]]:
 
 def kernels(text: str) -> list[Kernel]:
     """The kernels of a compiled program, those of loops as often as the loop is known to turn."""
-    modules = computations(text)
-    return list(_kernels(modules, "ENTRY", 1))
+    return list(_kernels(computations(text), "ENTRY", 1))
 
 
 def _kernels(modules, name, count):

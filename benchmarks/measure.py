@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from ml_collections import ConfigDict
+
 from t2t_jax import command_line
 from t2t_jax.files import write_json
 from t2t_jax.provenance import code_version, cpu_name
@@ -124,6 +126,13 @@ def take_turns(systems: dict[str, System], case: str, rounds: int, before: str |
 def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> float:
     """Median over the rounds of our time divided by the peer's; below 1 we are faster."""
     return statistics.median(a / b for a, b in zip(seconds[ours], seconds[peer], strict=True))
+
+
+def paper_config(model: str) -> ConfigDict:
+    """The config of the paper's base or big model (Table 2)."""
+    from configs import base_ende, big_ende
+
+    return {"base": base_ende, "big": big_ende}[model].get_config()
 
 
 def test_set(run: Path) -> tuple[list[str], list[str]]:

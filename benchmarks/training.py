@@ -63,7 +63,8 @@ def main() -> None:
     print(conditions, flush=True)
     with tempfile.TemporaryDirectory() as directory:
         initial = f"{directory}/initial.npz"
-        setting = Setting(shape_of(arguments.model), VOCAB, arguments.tokens, arguments.rounds, device, initial)
+        shape = measure.paper_config(arguments.model).model.to_dict()
+        setting = Setting(shape, VOCAB, arguments.tokens, arguments.rounds, device, initial)
         measure.run_in_process(write_initial, setting)
         tables = {
             "dense": dense,
@@ -74,13 +75,6 @@ def main() -> None:
         for name in arguments.only or tables:
             results |= tables[name](setting)
     measure.write(arguments.output, conditions, results)
-
-
-def shape_of(model: str) -> dict[str, Any]:
-    """`config.model` of the base or the big model."""
-    from configs import base_ende, big_ende
-
-    return {"base": base_ende, "big": big_ende}[model].get_config().model.to_dict()
 
 
 # --- The tables --------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import measure
 from benchmarks.data import wmt_lengths
-from configs import base_ende
 from t2t_jax.data.batching import Batches
 from t2t_jax.data.preparation import open_store
 from t2t_jax.data.token_store import Sentences
@@ -42,7 +42,7 @@ def corpus_lengths(prefix: str, vocab_size: int) -> list[np.ndarray]:
     with tempfile.TemporaryDirectory() as directory:
         fields = {"corpus": "files", "directory": directory, "vocab_size": vocab_size}
         fields |= dict.fromkeys(("train", "dev", "test"), prefix)
-        store = open_store(base_ende.get_config().data.to_dict() | fields)
+        store = open_store(measure.paper_config("base").data.to_dict() | fields)
         return [side.lengths() for side in (store.source, store.target)]
 
 
