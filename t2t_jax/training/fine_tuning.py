@@ -14,8 +14,9 @@ from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data import cleaning
 from t2t_jax.data.preparation import local_directory
+from t2t_jax.data.ready_vocabulary import ready_vocabulary
 from t2t_jax.data.task import Vocabularies
-from t2t_jax.data.tokenizer import add_normalization, read_model
+from t2t_jax.data.tokenizer import add_normalization
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import flat, is_url, write_bytes
@@ -120,10 +121,7 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
 
 def _check_same(field: str, given: str, wanted: bytes, replace: Mapping[str, str], path: str) -> None:
     """Refuses a vocabulary of the config that is not, with the rules `replace`, the one that the weights belong to."""
-    if not given:
-        return
-    found = None
-    with contextlib.suppress(InputError):  # no file, or no SentencePiece model
-        found = add_normalization(read_model(Path(given).expanduser(), field), replace, field)
-    if found != wanted:
-        raise InputError(f"{field}={given} is not the vocabulary of --init_from={path}; leave {field} empty")
+    with contextlib.suppress(InputError):  # no file, or no vocabulary
+        if not given or ready_vocabulary(Path(given).expanduser(), (), field, replace) == wanted:
+            return
+    raise InputError(f"{field}={given} is not the vocabulary of --init_from={path}; leave {field} empty")
