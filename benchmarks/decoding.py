@@ -105,8 +105,7 @@ def their_systems(start: Callable[..., Any], run: Path, *arguments: Any) -> list
 
 def fastest(seconds: Mapping[str, list[float]], compute_type: str) -> str:
     """The name of CTranslate2's fastest setting in this compute type."""
-    names = [name for name in seconds if name.startswith(f"CTranslate2 {compute_type}")]
-    return min(names, key=lambda name: statistics.median(seconds[name]))
+    return measure.fastest(seconds, [name for name in seconds if name.startswith(f"CTranslate2 {compute_type}")])
 
 
 def real_text(run: Path, rounds: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -126,6 +126,11 @@ def take_turns(systems: dict[str, System], case: str, rounds: int, before: str |
 def ratio(seconds: dict[str, list[float]], ours: str, peer: str) -> float:
     """Median over the rounds of our time divided by the peer's; below 1 we are faster."""
     return statistics.median(a / b for a, b in zip(seconds[ours], seconds[peer], strict=True))
+
+
+def fastest(seconds: Mapping[str, list[float]], names: Iterable[str]) -> str:
+    """The name of these with the smallest median."""
+    return min(names, key=lambda name: statistics.median(seconds[name]))
 
 
 def paper_config(model: str) -> ConfigDict:

@@ -17,7 +17,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -73,7 +72,7 @@ def main() -> None:
         }
         results = {}
         for name in arguments.only or tables:
-            results |= tables[name](setting)
+            results |= {setting.result_name(key): number for key, number in tables[name](setting).items()}
     measure.write(arguments.output, conditions, results)
 
 
@@ -101,13 +100,13 @@ def dense(setting: Setting) -> dict[str, float]:
         taken = statistics.median(times)
         utilisation, ratio = operations / taken / rates[name], measure.ratio(seconds, name, peers[variants[name].dtype])
         print(f"{name:<26}{taken:>16.4f}{tokens / taken:>18,.0f}{utilisation:>16.1%}{ratio:>16.3f}")
-        results[setting.result_name(f"{name} seconds_per_step")] = taken
-        results[setting.result_name(f"{name} tokens_per_second")] = tokens / taken
-        results[setting.result_name(f"{name} flops_utilisation")] = utilisation
+        results[f"{name} seconds_per_step"] = taken
+        results[f"{name} tokens_per_second"] = tokens / taken
+        results[f"{name} flops_utilisation"] = utilisation
     print("    best torch: " + ", ".join(f"{peer} for {dtype}" for dtype, peer in peers.items()), flush=True)
     return results | {
-        setting.result_name("f32_step_time_vs_best_torch"): measure.ratio(seconds, "ours float32", peers["float32"]),
-        setting.result_name("bf16_step_time_vs_best_torch"): measure.ratio(seconds, "ours bfloat16", peers["bfloat16"]),
+        "f32_step_time_vs_best_torch": measure.ratio(seconds, "ours float32", peers["float32"]),
+        "bf16_step_time_vs_best_torch": measure.ratio(seconds, "ours bfloat16", peers["bfloat16"]),
     }
 
 
@@ -139,16 +138,12 @@ def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
         speed, ratio = 1 / statistics.median(times), 1 / measure.ratio(seconds, name, peers[variants[name].dtype])
         num_shapes = len(set(map(training_batches.shape, work[name])))
         print(f"{name:<26}{speed:>18,.0f}{ratio:>16.3f}{padding[name]:>10.1%}{num_shapes:>10}")
-        results[setting.result_name(f"{name} real_tokens_per_second")] = speed
-        results[setting.result_name(f"{name} real_tokens_speed_vs_torch")] = ratio
-        results[setting.result_name(f"{name} padding")] = padding[name]
-    best = fastest(seconds, plans)
+        results[f"{name} real_tokens_per_second"] = speed
+        results[f"{name} real_tokens_speed_vs_torch"] = ratio
+        results[f"{name} padding"] = padding[name]
+    best = measure.fastest(seconds, plans)
     print(f"    best torch: {peers}; ours in {dtype}: {best}", flush=True)
-    return results | {
-        setting.result_name("real_tokens_speed_vs_torch"): results[
-            setting.result_name(f"{best} real_tokens_speed_vs_torch")
-        ]
-    }
+    return results | {"real_tokens_speed_vs_torch": results[f"{best} real_tokens_speed_vs_torch"]}
 
 
 def ablations(setting: Setting) -> dict[str, float]:
@@ -172,7 +167,7 @@ def ablations(setting: Setting) -> dict[str, float]:
     ratios = {name: measure.ratio(seconds, name, "as it is") for name in variants}
     for name, times in seconds.items():
         print(f"{name:<26}{statistics.median(times):>16.4f}{ratios[name]:>16.3f}", flush=True)
-    return {setting.result_name(f"step_time_{name}"): ratio for name, ratio in ratios.items() if name != "as it is"}
+    return {f"step_time_{name}": ratio for name, ratio in ratios.items() if name != "as it is"}
 
 
 def torch_variants(dtype: str, compiled: str = "whole") -> Variants:
@@ -224,13 +219,9 @@ def best_torch(seconds: dict[str, list[float]], variants: Variants) -> dict[str,
     """The fastest PyTorch variant to compare each dtype with; for bfloat16 of both dtypes, as float32 may be faster."""
     dtypes = {name: variant.dtype for name, variant in variants.items() if isinstance(variant, TorchStep)}
     full_precision = [name for name, dtype in dtypes.items() if dtype == "float32"]
-    return ({"float32": fastest(seconds, full_precision)} if full_precision else {}) | {
-        "bfloat16": fastest(seconds, list(dtypes))
+    return ({"float32": measure.fastest(seconds, full_precision)} if full_precision else {}) | {
+        "bfloat16": measure.fastest(seconds, list(dtypes))
     }
-
-
-def fastest(seconds: dict[str, list[float]], names: Sequence[str]) -> str:
-    return min(names, key=lambda name: statistics.median(seconds[name]))
 
 
 if __name__ == "__main__":
