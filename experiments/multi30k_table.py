@@ -10,7 +10,7 @@ test_2016 too. Under the table stand the conditions of each run, and where its c
 
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from configs import multi30k_ende, multi30k_enfr
@@ -64,7 +64,6 @@ def table(systems: Iterable[Sequence[Record]]) -> list[list[str]]:
     rows = [[system, pair, "", "", bleu, "", "", ""] for system, pair, bleu in PUBLISHED]
     for records in systems:
         first = records[0]
-        scores = {split: lambda record, split=split: _scores(record, split)["lowercased_bleu"] for split in TEST_SETS}
         cased = not first["config"].get("data.cleaning.lowercase", False)
         rows.append(
             [
@@ -72,20 +71,16 @@ def table(systems: Iterable[Sequence[Record]]) -> list[list[str]]:
                 languages(first),
                 str(len(records)),
                 f"{first['parameters'] / 1e6:.1f}",
-                *(_mean(records, score) for score in scores.values()),
-                _mean(records, lambda record: record["test"]["sacrebleu"]) if cased else "",
+                *(_mean(records, split, "lowercased_bleu") for split in TEST_SETS),
+                _mean(records, "test", "sacrebleu") if cased else "",
             ]
         )
     return rows
 
 
-def _scores(record: Record, split: str) -> dict[str, Any]:
-    return record["test"] if split == "test" else record["other_tests"][split]
-
-
-def _mean(records: Sequence[Record], score: Callable[[Record], float]) -> str:
+def _mean(records: Sequence[Record], split: str, score: str) -> str:
     """The mean, and the standard deviation where there are several runs."""
-    values = [score(record) for record in records]
+    values = [(record["test"] if split == "test" else record["other_tests"][split])[score] for record in records]
     deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{deviation}"
 
