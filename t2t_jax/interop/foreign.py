@@ -53,45 +53,32 @@ class Fields:
 
     def integer(self, name: str, least: int, most: int, default: int | None = None) -> int:
         """An integer from `least` to `most`; without a default the field is required."""
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._refusal(name, f"it must be a whole number from {least} to {most}")
-        return value
+        is_valid = lambda value: type(value) is int and least <= value <= most
+        return self._checked(name, default, is_valid, f"it must be a whole number from {least} to {most}")
 
     def fraction(self, name: str, default: float) -> float:
         """A number in [0, 1)."""
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise self._refusal(name, "it must be a number of at least 0 and below 1")
-        return float(value)
+        is_valid = lambda value: type(value) in (int, float) and 0 <= value < 1
+        return float(self._checked(name, default, is_valid, "it must be a number of at least 0 and below 1"))
 
     def flag(self, name: str) -> bool:
         """A Boolean; False if absent."""
-        value = self._value(name, False)
-        if not isinstance(value, bool):
-            raise self._refusal(name, "it must be true or false")
-        return value
+        return self._checked(name, False, lambda value: isinstance(value, bool), "it must be true or false")
 
     def text(self, name: str, default: str) -> str:
         """A printable string; the default if absent or empty."""
-        value = self._value(name, default)
-        if not isinstance(value, str) or not value.isprintable():
-            raise self._refusal(name, "it must be a printable string")
-        return value or default
+        is_valid = lambda value: isinstance(value, str) and value.isprintable()
+        return self._checked(name, default, is_valid, "it must be a printable string") or default
 
     def must_be(self, name: str, wanted: Any, default: Any = None) -> None:
         """Refuses every value but `wanted`, the only one that our model supports."""
-        value = self._value(name, default)
-        is_plain = value is None or isinstance(value, (bool, int, float, str))
-        if not is_plain or value != wanted:
-            raise self._refusal(name, f"our model has {wanted!r} only")
+        is_plain = lambda value: value is None or isinstance(value, (bool, int, float, str))
+        self._checked(name, default, lambda x: is_plain(x) and x == wanted, f"our model has {wanted!r} only")
 
     def one_of(self, name: str, wanted: Mapping[str, str]) -> str:
         """`wanted[value]` of a field; refuses other values."""
-        value = self._value(name, None)
-        if not isinstance(value, str) or value not in wanted:
-            raise self._refusal(name, f"our model has {', '.join(map(repr, wanted))}")
-        return wanted[value]
+        is_valid = lambda value: isinstance(value, str) and value in wanted
+        return wanted[self._checked(name, None, is_valid, f"our model has {', '.join(map(repr, wanted))}")]
 
     def in_both(self, field: str, take: Callable[[str], _T]) -> _T:
         """`take` of a field, which must be the same for encoder and decoder."""
@@ -100,14 +87,14 @@ class Fields:
             raise InputError(f"{self._file}: encoder_{field}={encoder}, decoder_{field}={decoder}; they must be equal")
         return encoder
 
-    def _value(self, name: str, default: Any) -> Any:
-        value = self._values.get(name)
-        return default if value is None else value
-
-    def _refusal(self, name: str, wanted: str) -> InputError:
-        value = self._values.get(name)
-        name = name if name.isprintable() and len(name) < 100 else shown(name)
-        return InputError(f"{self._file}: {name} is {'absent' if value is None else shown(value)}; {wanted}")
+    def _checked(self, name: str, default: Any, is_valid: Callable[[Any], bool], wanted: str) -> Any:
+        """The value of a field, or the default; an InputError says what is `wanted` where that is not valid."""
+        given = self._values.get(name)
+        value = default if given is None else given
+        if not is_valid(value):
+            name = name if name.isprintable() and len(name) < 100 else shown(name)
+            raise InputError(f"{self._file}: {name} is {'absent' if given is None else shown(given)}; {wanted}")
+        return value
 
 
 def heads(file: str, d_model: int, num_heads: int) -> dict[str, int]:

@@ -19,6 +19,8 @@ from t2t_jax.interop.torch_names import permute_channels, to_torch
 from t2t_jax.interop.vocabulary import with_white_space_rules
 from t2t_jax.model.transformer import TransformerConfig
 
+_SYMBOLS = {"pad_token_id": PAD, "decoder_start_token_id": PAD, "eos_token_id": EOS, "forced_eos_token_id": EOS}
+
 
 def write_marian(trained: TrainedModel, folder: Path) -> None:
     """Writes model.safetensors, and the JSON and SentencePiece files that transformers expects with it."""
@@ -71,16 +73,8 @@ def _check(config: TransformerConfig) -> None:
 
 
 def _model_config(config: TransformerConfig, rows: int) -> dict[str, Any]:
-    stacks = {
-        f"{stack}_{name}": value
-        for stack in ("encoder", "decoder")
-        for name, value in (
-            ("layers", config.num_layers),
-            ("attention_heads", config.num_heads),
-            ("ffn_dim", config.d_ff),
-        )
-    }
-    return stacks | {
+    sizes = {"layers": config.num_layers, "attention_heads": config.num_heads, "ffn_dim": config.d_ff}
+    return {f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in sizes.items()} | {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
         "torch_dtype": "float32",
@@ -95,10 +89,7 @@ def _model_config(config: TransformerConfig, rows: int) -> dict[str, Any]:
         "share_encoder_decoder_embeddings": False,
         "tie_word_embeddings": False,
         "static_position_embeddings": True,
-        "pad_token_id": PAD,
-        "decoder_start_token_id": PAD,
-        "eos_token_id": EOS,
-        "forced_eos_token_id": EOS,
+        **_SYMBOLS,
         "bos_token_id": None,
     }
 
@@ -111,8 +102,5 @@ def _generation_config(run_config: dict[str, Any]) -> dict[str, Any]:
         "length_penalty": decode["alpha"],
         "max_length": run_config["data"]["max_length"] + decode["max_extra_length"],
         "bad_words_ids": [[PAD]],
-        "pad_token_id": PAD,
-        "decoder_start_token_id": PAD,
-        "eos_token_id": EOS,
-        "forced_eos_token_id": EOS,
+        **_SYMBOLS,
     }
