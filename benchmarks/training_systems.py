@@ -183,12 +183,7 @@ def jax_cases(variant: JaxStep, setting: Setting, batches: list[Batch]) -> dict[
     product = jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=matmul_output_dtype(x.dtype)))
     square = jax.random.normal(jax.random.key(0), (size, size)).astype(variant.dtype)
     multiply = lambda: jax.block_until_ready([product(square) for _ in range(count)])[:0]
-    return {
-        TRAIN: lambda: train(on_device),
-        STEP: lambda: train(on_device[:1]),
-        CHECK: check,
-        MATMUL: multiply,
-    }
+    return {TRAIN: lambda: train(on_device), STEP: lambda: train(on_device[:1]), CHECK: check, MATMUL: multiply}
 
 
 def our_step(variant: JaxStep, optimizer: Any, config: Any) -> Callable[..., Any]:

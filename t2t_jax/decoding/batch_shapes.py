@@ -85,11 +85,7 @@ def searched_rows(window: int, beam_width: int, d_model: int, mesh: Mesh) -> int
 
 
 def pad_pairs(
-    indices: Sequence[int],
-    sources: Sequence[Sequence[int]],
-    targets: Sequence[Sequence[int]],
-    rows: int,
-    length: int,
+    indices: Sequence[int], sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], rows: int, length: int
 ) -> dict[str, np.ndarray]:
     """The pairs with these indices as a batch: `inputs` and `targets`, `[rows, length]` each, padded with 0."""
     sides = {"inputs": sources, "targets": targets}

@@ -22,8 +22,7 @@ from jaxtyping import Array, Float, Int
 from t2t_jax.errors import InputError, shown
 
 LogitsProcessor = Callable[
-    [Float[Array, "B W vocab"], Int[Array, "B W T"], Int[Array, " B"]],
-    Float[Array, "B W vocab"],
+    [Float[Array, "B W vocab"], Int[Array, "B W T"], Int[Array, " B"]], Float[Array, "B W vocab"]
 ]
 
 

@@ -178,16 +178,7 @@ def _results(found: Finished) -> Iterator[tuple[int, Hypotheses]]:
 
 
 @functools.partial(
-    jax.jit,
-    static_argnames=(
-        "modules",
-        "rows",
-        "source_length",
-        "capacity",
-        "prefix_length",
-        "num_features",
-        "mesh",
-    ),
+    jax.jit, static_argnames=("modules", "rows", "source_length", "capacity", "prefix_length", "num_features", "mesh")
 )
 def _start(
     modules: tuple[Transformer, ...],

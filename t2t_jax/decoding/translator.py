@@ -439,10 +439,7 @@ def _as_computed(module: Transformer, params: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnames="modules")
 def _token_log_probs(
-    modules: tuple[Transformer, ...],
-    params: tuple[Any, ...],
-    inputs: Int[Array, "B S"],
-    targets: Int[Array, "B T"],
+    modules: tuple[Transformer, ...], params: tuple[Any, ...], inputs: Int[Array, "B S"], targets: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
     logits = [module.apply({"params": p}, inputs, targets) for module, p in zip(modules, params, strict=True)]
     log_probs = jax.nn.log_softmax(average_probabilities(logits))

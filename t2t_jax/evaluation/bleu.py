@@ -44,10 +44,7 @@ NEWSTEST2014 = {2737: "filtered", 3003: "full"}  # number of sentences of its tw
 
 
 def corpus_scores(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    target_language: str | None = None,
-    lowercase: bool = False,
+    hypotheses: Sequence[str], references: Sequence[str], target_language: str | None = None, lowercase: bool = False
 ) -> dict[str, Any]:
     """The scores of a test set, one reference a sentence.
 

@@ -42,10 +42,7 @@ FEW_MATCHES = ["a b c d e f", "a b x d e f", "x y c z e v"]  # only the first ha
 
 @pytest.mark.parametrize(
     ("references", "better", "worse"),
-    [
-        (REFERENCES[:20], BETTER[:20], WORSE[:20]),
-        (["a b c d e f"] * 3, FEW_MATCHES, FEW_MATCHES[::-1]),
-    ],
+    [(REFERENCES[:20], BETTER[:20], WORSE[:20]), (["a b c d e f"] * 3, FEW_MATCHES, FEW_MATCHES[::-1])],
     ids=["usual", "smoothed"],
 )
 def test_the_interval_equals_that_of_rescoring_every_resample(references, better, worse):

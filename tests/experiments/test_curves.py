@@ -211,11 +211,7 @@ def test_bad_input_gives_one_line_and_writes_nothing(tmp_path, capsys):
     for arguments, code, message in [
         ([tmp_path / "absent", output], 2, f"no folder {tmp_path}/absent"),
         ([tmp_path / "no_config", output], 2, "no_config is not a run folder"),
-        (
-            [tmp_path / "sweep", output],
-            2,
-            f"is a sweep; give its runs, {tmp_path}/sweep/*/seed_*",
-        ),
+        ([tmp_path / "sweep", output], 2, f"is a sweep; give its runs, {tmp_path}/sweep/*/seed_*"),
         ([run, run, output], 2, f"run: {run} is given twice"),
         ([run, f"{run}/../run", output], 2, "is given twice"),
         ([young, output], 2, "nothing logged yet"),

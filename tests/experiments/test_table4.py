@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from configs import base_ende, parsing_semi, parsing_wsj
 from experiments import paper, parsing_records, table2_translation, table4_parsing
-from experiments.parsing_records import (
-    parsing_record_of,
-    read_parsing_record,
-    run_of,
-    write_parsing_records,
-)
+from experiments.parsing_records import parsing_record_of, read_parsing_record, run_of, write_parsing_records
 from experiments.records import fields_of, write_records
 from experiments.table4_parsing import HEADER, notes, table
 from t2t_jax.errors import InputError, StopError

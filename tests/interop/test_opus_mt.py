@@ -222,11 +222,7 @@ def test_import_of_the_export_computes_the_same(published, tmp_path):
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        (
-            "config.json",
-            {"activation_function": "mish"},
-            "activation_function is 'mish'; our model has 'relu'",
-        ),
+        ("config.json", {"activation_function": "mish"}, "activation_function is 'mish'; our model has 'relu'"),
         ("config.json", {"normalize_before": True}, "normalize_before is True; our model has False only"),
         ("config.json", {"decoder_layers": 1}, "encoder_layers=2, decoder_layers=1"),
         ("vocab.json", {"▁new": 10**6}, "vocab.json has ids up to 1000000"),

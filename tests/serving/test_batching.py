@@ -50,10 +50,7 @@ def worker():
     worker.batcher.close()
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6)), min_size=1, max_size=30),
-    st.integers(1, 8),
-)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6)), min_size=1, max_size=30), st.integers(1, 8))
 @settings(max_examples=40)
 def test_every_job_gets_its_own_results_in_full_batches_and_the_oldest_is_always_next(asked, batch_items):
     worker = Worker(batch_items=batch_items, waiting_items=1000)
