@@ -317,7 +317,7 @@ def steps_of(group: Group, sizes: Sizes, platform: str) -> dict[str, float]:
         model, _, batches = group[name]
         tokens = sum(int(np.count_nonzero(batch["targets"])) for batch in batches)
         operations = sum(step_operations(settings[model], batch) for batch in batches)
-        key, median = settings[model].result_name(name), statistics.median(seconds)
+        key, median = result_name(platform, name), statistics.median(seconds)
         results[f"{key}_step_seconds"] = median / len(batches)
         results[f"{key}_target_tokens_per_second"] = tokens / median
         results[f"{key}_tflops"] = operations / median / 1e12

@@ -35,6 +35,7 @@ from benchmarks.training_systems import (
     TorchStep,
     Variants,
     accelerator,
+    result_name,
     start,
     step_operations,
     write_initial,
@@ -72,7 +73,7 @@ def main() -> None:
         }
         results = {}
         for name in arguments.only or tables:
-            results |= {setting.result_name(key): number for key, number in tables[name](setting).items()}
+            results |= {result_name(device, key): number for key, number in tables[name](setting).items()}
     measure.write(arguments.output, conditions, results)
 
 

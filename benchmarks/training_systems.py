@@ -68,10 +68,6 @@ class Setting:
     def padded_batch(self) -> Batch:
         return training_batches.padded(self.tokens, self.vocab_size)
 
-    def result_name(self, name: str) -> str:
-        """The key of a result in the JSON output."""
-        return result_name(self.device, name)
-
 
 def result_name(device: str, name: str) -> str:
     """The key of a result on a device in the JSON output."""
