@@ -142,12 +142,13 @@ def _is_of_paper(row: str, files: dict[str, Path]) -> bool:
 
 def check(records: Sequence[Record]) -> str:
     """Returns the name of the headline score. Refuses records that do not make one table: of different headlines."""
+    names = set()
     for record in records:
-        _check_scores(record)
-    names = sorted({headline(record["dev"], where_of(record, "dev")).name for record in records})
+        names.add(name := headline(record["dev"], where_of(record, "dev")).name)
+        need_scores(record, "dev", ["perplexity", *["signature", "sentences"] * (name == SACREBLEU)])
     if len(names) > 1:
-        raise InputError(f"records: the headline scores are {' and '.join(names)}; give records of one task")
-    return names[0] if names else SACREBLEU
+        raise InputError(f"records: the headline scores are {' and '.join(sorted(names))}; give records of one task")
+    return names.pop() if names else SACREBLEU
 
 
 def _refuse_averages(records: Sequence[Record]) -> None:
@@ -159,11 +160,6 @@ def _refuse_averages(records: Sequence[Record]) -> None:
                 "checkpoints; Table 3 takes the last alone (checkpoint.average_last=1); for configs of your own, give "
                 "their folder with --configs"
             )
-
-
-def _check_scores(record: Record) -> None:
-    is_translation = headline(record["dev"], where_of(record, "dev")).name == SACREBLEU
-    need_scores(record, "dev", ("perplexity", *(("signature", "sentences") if is_translation else ())))
 
 
 def _row(name: str, printed: dict[str, Any], by_row: dict[str, list[Record]], files: dict[str, Path], base: str) -> Row:
