@@ -154,19 +154,16 @@ class Archives:
         if not isinstance(urls, str):
             return [self.download_and_extract(url) for url in urls]
         if urls not in self._unpacked:
-            self._unpacked[urls] = self._unpack(self._checked(urls), self._url_infos[urls].checksum)
+            info = self._url_infos[urls]
+            path = downloaded(urls, int(info.size), info.checksum, self._folders)
+            self.downloaded_size += int(info.size)
+            self._unpacked[urls] = self._unpack(path, info.checksum)
         return self._unpacked[urls]
 
     def extract(self, paths: Mapping[str, Any]) -> Mapping[str, Any]:
         """Nothing: these corpora have no manually downloaded files."""
         assert not paths
         return paths
-
-    def _checked(self, url: str) -> Path:
-        info = self._url_infos[url]
-        path = downloaded(url, int(info.size), info.checksum, self._folders)
-        self.downloaded_size += int(info.size)
-        return path
 
     def _unpack(self, path: Path, checksum: str) -> Path:
         print(f"unpacking {path}", file=sys.stderr)
