@@ -22,7 +22,7 @@ from t2t_jax.files import existing_file, read_json
 from t2t_jax.interop.optional_packages import need
 from t2t_jax.interop.torch_names import State
 
-_MOST_JSON = 1 << 24  # bytes; parsed, JSON takes some 20 times as much memory
+_MOST_TEXT = 1 << 24  # bytes; parsed, JSON takes some 20 times as much memory
 _ZIP = b"PK\x03\x04"  # the first bytes of a zip file, which torch.save writes
 _FLOATS = ("F64", "F32", "F16", "BF16")  # names in safetensors
 
@@ -35,14 +35,19 @@ _T = TypeVar("_T")
 
 def json_object(field: str, path: str | Path) -> dict[str, Any]:
     """The object in a JSON file; refuses files that are too long or hold another JSON value."""
-    path = existing_file(field, path)
-    size = path.stat().st_size
-    if size > _MOST_JSON:
-        raise InputError(f"{field}: {path} has {size:,} bytes; at most {_MOST_JSON:,} are read")
-    value = read_json(path)
+    value = read_json(path := text_file(field, path))
     if not isinstance(value, dict):
         raise InputError(f"{field}: {path} holds {shown(value)}; it must hold one JSON object, {{…}}")
     return value
+
+
+def text_file(field: str, path: str | Path) -> Path:
+    """The path of a file that must exist; refuses one that is too long to be parsed."""
+    path = existing_file(field, path)
+    size = path.stat().st_size
+    if size > _MOST_TEXT:
+        raise InputError(f"{field}: {path} has {size:,} bytes; at most {_MOST_TEXT:,} are read")
+    return path
 
 
 class Fields:

@@ -43,7 +43,6 @@ _REQUIRED = {
     "no_decoder_final_norm": False,
     "no_token_positional_embeddings": False,
 }
-_MOST_DICTIONARY = 1 << 24  # bytes
 
 
 def from_fairseq(
@@ -129,7 +128,7 @@ def _state(path: Path, saved: Any, config: TransformerConfig, learned: bool) -> 
 
 def _dictionary(paths: Sequence[str | Path]) -> dict[str, int]:
     """fairseq's id of each symbol of the joint dictionary."""
-    read = [_symbols(existing_file("dictionary", path)) for path in paths]
+    read = [_symbols(foreign.text_file("dictionary", path)) for path in paths]
     if any(symbols != read[0] for symbols in read):
         raise InputError(
             f"dictionary: {' and '.join(map(str, paths))} differ; only models with one joint dictionary "
@@ -140,9 +139,6 @@ def _dictionary(paths: Sequence[str | Path]) -> dict[str, int]:
 
 def _symbols(path: Path) -> list[str]:
     """The symbols in the order of their ids: four special ones, then one per line of `symbol count`."""
-    size = path.stat().st_size
-    if size > _MOST_DICTIONARY:
-        raise InputError(f"dictionary: {path} has {size:,} bytes; at most {_MOST_DICTIONARY:,} are read")
     symbols = dict.fromkeys(_SPECIAL)
     for number, line in enumerate(read_text("dictionary", path), start=1):
         symbol, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
