@@ -13,18 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import records
 from experiments.json_types import BOOLEAN, INTEGER, LIST, NUMBER, OBJECT, TEXT, check_names, check_types
-from experiments.records import (
-    PROVENANCE_FIELDS,
-    Record,
-    check_provenance,
-    config_of,
-    finished_result,
-    is_run,
-    provenance_of,
-    read_fields,
-    write_named,
-)
+from experiments.records import Record
 from t2t_jax.command_line import argument_parser
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.files import existing_file, read_object
@@ -34,7 +25,7 @@ PERCENTAGES = ("f1", "precision", "recall", "exact_match")
 SCORES = (*PERCENTAGES, "sentences", "constrained", "invalid")
 # Of a stored evaluation, beside its scores.
 _CONDITIONS = ("step", "checkpoints", "averaged_steps", "dtype", "options", "files", "split")
-_FIELDS = ("row", "config", *SCORES, *PROVENANCE_FIELDS, "evaluation")
+_FIELDS = ("row", "config", *SCORES, *records.PROVENANCE_FIELDS, "evaluation")
 
 _SCORE_TYPES = {**dict.fromkeys(PERCENTAGES, NUMBER), "sentences": INTEGER, "constrained": BOOLEAN, "invalid": INTEGER,
                 "repairs": OBJECT, "error_sentences": INTEGER, "skip_sentences": INTEGER,
@@ -49,7 +40,7 @@ def parsing_record_of(path: str | Path) -> Record:
             f"evaluation: {path} is not in a run folder; give RUN/evaluations/NAME.json, RUN/result.json or RUN"
         )
     run = RunFolder.open(folder)
-    result, config = finished_result(run), config_of(run)
+    result, config = records.finished_result(run), records.config_of(run)
     if Path(path).parent.name == "evaluations":
         where, stored = str(path), read_object(existing_file("evaluation", path))
         scores, evaluation = _scores(stored, where), _stored_evaluation(stored, result, where)
@@ -58,9 +49,9 @@ def parsing_record_of(path: str | Path) -> Record:
         scores, evaluation = _scores(result["test"], where), _end_of_training(result, config)
     averaged_steps, options = evaluation.pop("averaged_steps"), evaluation.pop("options")
     decode = {f"decode.{name}": value for name, value in check_types(options, {}, where).items()}
-    known = provenance_of(run, result, config) | {"averaged_steps": averaged_steps, "evaluation": evaluation}
+    known = records.provenance_of(run, result, config) | {"averaged_steps": averaged_steps, "evaluation": evaluation}
     known["config"] |= decode
-    check_provenance(known, str(run.path))
+    records.check_provenance(known, str(run.path))
     return check_record(scores | known, where)
 
 
@@ -71,7 +62,7 @@ def run_of(path: str | Path) -> Path | None:
         folder = path.parent.parent
     else:
         folder = path.parent if path.name == "result.json" else path
-    return folder if is_run(folder) else None
+    return folder if records.is_run(folder) else None
 
 
 def _scores(found: Any, where: str) -> dict[str, Any]:
@@ -135,7 +126,7 @@ def check_record(record: Record, where: str) -> Record:
     evaluation = check_types(record["evaluation"], _EVALUATION_TYPES, f"{where}: evaluation", _EVALUATION_TYPES)
     names = {f"file {number}": name for number, name in enumerate(evaluation["files"])}
     check_types(names, dict.fromkeys(names, TEXT), f"{where}: evaluation")
-    check_provenance(record, where)
+    records.check_provenance(record, where)
     return record
 
 
@@ -144,18 +135,18 @@ def read_parsing_record(path: str | Path) -> Record:
     if run_of(path):
         return parsing_record_of(path)
     hint = "give a record that experiments.parsing_records wrote, or an evaluation in its run folder"
-    return check_record(read_fields(path, _FIELDS, hint), f"record: {path}")
+    return check_record(records.read_fields(path, _FIELDS, hint), f"record: {path}")
 
 
-def write_parsing_records(folder: str | Path, records: Sequence[Record]) -> list[Path]:
+def write_parsing_records(folder: str | Path, parsed: Sequence[Record]) -> list[Path]:
     """Writes each record to ROW_seed_N_constrained.json or ROW_seed_N_repaired.json, over an older one."""
     named: dict[str, Record] = {}
-    for record in records:
+    for record in parsed:
         name = f"{record['row']}_seed_{record['seed']}_{'constrained' if record['constrained'] else 'repaired'}.json"
         if name in named:
             raise InputError(f"evaluation: two records are both {name}; give one of them")
         named[name] = record
-    return write_named(folder, named)
+    return records.write_named(folder, named)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
