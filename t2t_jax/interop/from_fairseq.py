@@ -73,15 +73,8 @@ def from_fairseq(
         positions = _positions(state, rows, learned, start)
         embeddings = _embeddings(tables, vocabulary.ids)
         config, params = assemble(config, state, embeddings)
-        write_run(
-            target,
-            config,
-            params | positions,
-            {JOINT_FILE: vocabulary.model},
-            origin="fairseq",
-            max_length=max_length,
-            languages=languages,
-        )
+        params, files = params | positions, {JOINT_FILE: vocabulary.model}
+        write_run(target, config, params, files, origin="fairseq", max_length=max_length, languages=languages)
 
 
 def _arguments(saved: dict[str, Any]) -> foreign.Fields:

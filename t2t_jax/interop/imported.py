@@ -47,16 +47,8 @@ def write_run(
     model = dataclasses.asdict(config)
     del model["vocab_size"], model["source_vocab_size"]
     # An imported model has no corpus: with these empty prefixes `evaluate` asks for --source.
-    data = {
-        "corpus": "files",
-        "directory": ".",
-        "archives": "",
-        "train": "",
-        "dev": "",
-        "test": "",
-        "max_length": max_length,
-    }
-    data |= dict(zip(("source_language", "target_language"), languages, strict=True))
+    data = {"corpus": "files", "directory": ".", **dict.fromkeys(("archives", "train", "dev", "test"), "")}
+    data |= {"max_length": max_length, "source_language": languages[0], "target_language": languages[1]}
     decode = {"beam_size": 4, "alpha": 0.6, "max_extra_length": MAX_EXTRA_LENGTH}  # §6.1
     _check(config, params)
     run = RunFolder(folder)

@@ -237,11 +237,8 @@ def save(figure: Any, path: Path) -> list[Path]:
                 bbox_inches="tight",
                 pad_inches=_MARGIN,
             )
-    missing = {
-        str(warning.message).partition(" missing from")[0]
-        for warning in caught
-        if "missing from" in str(warning.message)
-    }
+    messages = [str(warning.message) for warning in caught]
+    missing = {message.partition(" missing from")[0] for message in messages if "missing from" in message}
     if missing:
         logging.warning("%s: %d characters are drawn as boxes: Matplotlib's font lacks them", path.name, len(missing))
     return paths
