@@ -15,6 +15,7 @@ from t2t_jax.decoding.trained_model import TrainedModel
 from t2t_jax.errors import InputError
 from t2t_jax.files import write_bytes, write_json
 from t2t_jax.interop.embeddings import check_layers, position_rows, special_pieces, tables
+from t2t_jax.interop.to_safetensors import write_weights
 from t2t_jax.interop.torch_names import permute_channels, to_torch
 from t2t_jax.interop.vocabulary import with_white_space_rules
 from t2t_jax.model.transformer import TransformerConfig
@@ -24,8 +25,6 @@ _SYMBOLS = {"pad_token_id": PAD, "decoder_start_token_id": PAD, "eos_token_id": 
 
 def write_marian(trained: TrainedModel, folder: Path) -> None:
     """Writes model.safetensors, and the JSON and SentencePiece files that transformers expects with it."""
-    from safetensors.numpy import save  # its save_file makes a file that its owner alone can read
-
     config, run_config = trained.model.config, trained.run.config
     _check(config)
     pad, eos, unknown = special_pieces(trained.vocabularies, "Marian")
@@ -37,7 +36,7 @@ def write_marian(trained: TrainedModel, folder: Path) -> None:
     state = permute_channels(state, sines_first(config.d_model))
     bias = trained.params["logits_bias"] if config.logits_bias else np.zeros(config.vocab_size)
     state["final_logits_bias"] = np.asarray(bias, np.float32)[None]
-    write_bytes(folder / "model.safetensors", save(state, metadata={"format": "pt"}))
+    write_weights(folder / "model.safetensors", state, "pt")
 
     source, target = trained.vocabularies
     tokens = {"pad_token": pad, "eos_token": eos, "unk_token": unknown}

@@ -1,21 +1,37 @@
 """Exports the parameters under our own names, for any program that reads safetensors (docs/parameters.md)."""
 
+import os
+import re
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from t2t_jax.decoding.trained_model import TrainedModel
-from t2t_jax.files import write_bytes, write_json
+from t2t_jax.files import write_json
+
+
+def write_weights(path: Path, weights: dict[str, np.ndarray], origin: str) -> None:
+    """Writes a safetensors file without a second copy of the weights in memory; `origin` is the format it names."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    path.touch()
+    permissions = path.stat().st_mode
+    try:
+        save_file(weights, path, metadata={"format": origin})
+    except SafetensorError as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):  # as of a full disk
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+        raise
+    path.chmod(permissions)  # those of `save_file` are for the owner alone
 
 
 def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     """Writes model.safetensors, config.json with the sizes of the vocabularies, and the SentencePiece models."""
-    from safetensors.numpy import save  # its save_file makes a file that its owner alone can read
-
     leaves = jax.tree.leaves_with_path(trained.params)
     named = {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x) for path, x in leaves}
-    write_bytes(folder / "model.safetensors", save(named, metadata={"format": "t2t_jax"}))
+    write_weights(folder / "model.safetensors", named, "t2t_jax")
     config = trained.run.config
     model = config["model"] | {name: size for name, size in trained.vocabularies.sizes.items() if size}
     write_json(folder / "config.json", config | {"model": model, "step": trained.step})

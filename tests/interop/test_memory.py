@@ -111,3 +111,32 @@ def test_enormous_files_are_refused_with_little_memory_and_time(marian, tmp_path
         assert code == 2 and message in line
         assert megabytes < 200 and seconds < 5, line
     assert not (tmp_path / "out").exists()
+
+
+WRITER = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from t2t_jax.interop.to_safetensors import write_weights
+import safetensors.numpy
+
+weights = {"a": np.ones(32 << 20, np.float32)}
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)
+write_weights(Path(sys.argv[1]), weights, "pt")
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20,) * 2)
+try:
+    write_weights(Path(sys.argv[2]), weights, "pt")
+except OSError as error:
+    print(error)
+"""
+
+
+def test_weights_are_written_without_a_second_copy_of_them_and_what_fails_is_named(tmp_path):
+    path, refused = tmp_path / "model.safetensors", tmp_path / "refused.safetensors"
+    command = [sys.executable, "-c", WRITER, str(path), str(refused)]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}
+    )
+    assert path.stat().st_size > 128 << 20
+    assert done.stdout == f"[Errno 27] File too large: '{refused}'\n", "the file system's reason, with the file"
