@@ -214,7 +214,7 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2,
 _INSTRUCTION = re.compile(r"(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w-]+)\((.*)")
 _NO_KERNEL = {"parameter", "constant", "bitcast", "get-tuple-element", "tuple", "after-all", "partition-id"}
 _SLICES = {"gather", "dynamic-slice", "slice"}
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 def computations(text: str) -> dict[str, list[Instruction]]:
@@ -259,7 +259,7 @@ def _kernel(modules, instruction, types, count):
     flops = _flops(instruction, types, inner)
     op_name = re.search(r'op_name="([^"]*)"', line)
     op_name = op_name[1] if op_name else ""
-    if instruction.opcode.startswith(_COLLECTIVES):
+    if instruction.opcode.startswith(COLLECTIVES):
         kind = "collective"
     elif flops:
         kind = "attention" if "fmha" in line or re.search("bh[tk]|bht", op_name) else "matmul"
@@ -339,16 +339,6 @@ def _attention_shape(instruction, types):
     shapes = [_shape(types[name]) for name in instruction.operands[:3]]
     batch, length, heads, head_dim = shapes[0]
     return batch, heads, length, head_dim, shapes[1][1]
-
-
-def collectives(text: str) -> list[tuple[str, str]]:
-    """(opcode, type of the result) of every collective operation, wherever it is."""
-    return [
-        (instruction.opcode, instruction.type)
-        for instructions in computations(text).values()
-        for instruction in instructions
-        if instruction.opcode.removesuffix("-start") in _COLLECTIVES
-    ]
 
 
 # --- The table -------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """What XLA makes of the training step for an H100, in base's sizes with one layer: see `benchmarks.h100_program`."""
 
+import itertools
 import re
 
 import jax
@@ -75,9 +76,15 @@ def test_the_layers_keep_no_float32_of_the_size_of_their_output(kernels):
     assert not {f"{ROWS},{LENGTH},{D}", f"{TOKENS},{D}"} & {size for of in sizes for size in of}
 
 
+def collectives(text):
+    """(opcode, type of the result) of every collective operation, wherever it is."""
+    found = itertools.chain.from_iterable(h100_program.computations(text).values())
+    return [(x.opcode, x.type) for x in found if x.opcode.removesuffix("-start") in h100_program.COLLECTIVES]
+
+
 def test_eight_devices_all_reduce_every_gradient_once_in_float32(config):
     program = h100_program.training_step(config, rows=768, length=LENGTH, count=8, fused=True, microbatches=2)
-    reduced = h100_program.collectives(program)
+    reduced = collectives(program)
     assert {opcode for opcode, _ in reduced} == {"all-reduce-start"}
     assert {of[:4] for _, of in reduced} == {"f32["}
     values = sum(h100_program.size_of(of) for _, of in reduced) // 4
@@ -88,7 +95,7 @@ def test_zero_reduce_scatters_gradients_and_all_gathers_parameters(config):
     """Of the all-reduce XLA makes a reduce-scatter, as each device updates its part of the parameters only."""
     program = h100_program.training_step(config, rows=768, length=LENGTH, count=8, fused=True, shard_state=True)
     moved = {}
-    for opcode, of in h100_program.collectives(program):
+    for opcode, of in collectives(program):
         moved[opcode] = moved.get(opcode, 0) + h100_program.size_of(of)
     of_parameters = 4 * num_parameters(config) * 9 / 8  # the whole on one side, an eighth on the other
     assert abs(moved.pop("reduce-scatter-start") / of_parameters - 1) < 0.01
