@@ -40,8 +40,6 @@ import numpy as np
 
 from benchmarks import decoding, measure, training, training_batches
 from benchmarks.data import PACKED, default
-from benchmarks.decoding import random_sources
-from benchmarks.measure import System
 from benchmarks.training_batches import Batch
 from benchmarks.training_systems import (
     TRAIN,
@@ -355,7 +353,7 @@ def decode(report: Report, sizes: Sizes) -> None:
     with tempfile.TemporaryDirectory() as directory:
         folders = {name: Path(directory, name) for name in searches}
         measure.run_in_process(write_models, folders, sizes, environment=WITHOUT_DEVICE)
-        systems = [System(name, build, folders[name], sizes) for name, build in searches.items()]
+        systems = [measure.System(name, build, folders[name], sizes) for name, build in searches.items()]
         with measure.running(systems) as named:
             measure.run_at_once(named, WARM_UP)
             for rows in sizes.decoding_rows:
@@ -380,7 +378,7 @@ def our_searches(run: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
     translator = load(str(run), dtype="bfloat16")
 
     def search(rows):
-        decoding.forced_search(translator, random_sources(rows, sizes.vocab_size), 4, sizes.decoding_steps)
+        decoding.forced_search(translator, decoding.random_sources(rows, sizes.vocab_size), 4, sizes.decoding_steps)
 
     cases = {str(rows): functools.partial(search, rows) for rows in sizes.decoding_rows}
 
@@ -403,7 +401,7 @@ def their_searches(folder: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
     @torch.inference_mode()
     def search(rows):
         ids = np.pad(
-            random_sources(rows, sizes.vocab_size), ((0, 0), (0, 1)), constant_values=model.config.eos_token_id
+            decoding.random_sources(rows, sizes.vocab_size), ((0, 0), (0, 1)), constant_values=model.config.eos_token_id
         )
         ids = torch.as_tensor(ids, device=device)
         model.generate(ids, attention_mask=torch.ones_like(ids), num_beams=4, length_penalty=0.0, **length)

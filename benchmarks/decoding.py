@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks import decoding_parsing, measure
-from benchmarks.measure import System
 from t2t_jax.errors import exit_code_of
 from t2t_jax.threads import available_cores
 
@@ -61,8 +60,8 @@ def main() -> None:
 def forced_steps(run: Path, rounds: int) -> dict[str, float]:
     """The first table: random weights, a fixed number of decoding steps."""
     systems = [
-        System("ours float32", our_batches, run, "float32"),
-        System("ours bfloat16", our_batches, run, "bfloat16"),
+        measure.System("ours float32", our_batches, run, "float32"),
+        measure.System("ours bfloat16", our_batches, run, "bfloat16"),
         *their_systems(their_batches, run),
     ]
     print(f"\n{'seconds a batch, ratio to CTranslate2 float32':<46}" + "".join(f"{s.name:>32}" for s in systems))
@@ -92,15 +91,17 @@ def forced_steps(run: Path, rounds: int) -> dict[str, float]:
     }
 
 
-def their_systems(start: Callable[..., Any], run: Path, *arguments: Any) -> list[System]:
+def their_systems(start: Callable[..., Any], run: Path, *arguments: Any) -> list[measure.System]:
     """CTranslate2 in float32 and int8, each with one worker that uses all cores and with a worker for each core."""
     cores = available_cores()
     return [
-        System(f"CTranslate2 {compute_type}, {workers} × {cores // workers}", start, export(run), compute_type, workers,
-               *arguments)
+        measure.System(
+            f"CTranslate2 {compute_type}, {workers} × {cores // workers}",
+            *(start, export(run), compute_type, workers, *arguments),
+        )
         for compute_type in ("float32", "int8")
         for workers in sorted({1, cores})
-    ]  # fmt: skip
+    ]
 
 
 def fastest(seconds: Mapping[str, list[float]], compute_type: str) -> str:
@@ -115,7 +116,7 @@ def real_text(run: Path, rounds: int) -> dict[str, float]:
     sources, references = measure.test_set(run)
     systems = [
         *(
-            System(f"ours {dtype}, {rule}", our_text, run, dtype, rule, sources)
+            measure.System(f"ours {dtype}, {rule}", our_text, run, dtype, rule, sources)
             for dtype in ("float32", "bfloat16")
             for rule in ("exact", "beam_full")
         ),

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
-from benchmarks.measure import System
 from t2t_jax.data.trees import NUMBERS
 
 SEARCH = {"beam_size": 21, "alpha": 0.3}  # §6.3
@@ -32,7 +31,7 @@ PIECES = (
 def forced_steps(rounds: int) -> dict[str, float]:
     """The first table: random weights, a fixed number of decoding steps."""
     print(f"\nparsing {ROWS} sentences in {STEPS} steps, random weights, beam {SEARCH['beam_size']}")
-    systems = [System(name, batches, constrained) for name, constrained in SYSTEMS.items()]
+    systems = [measure.System(name, batches, constrained) for name, constrained in SYSTEMS.items()]
     with measure.running(systems) as named:
         return _report("forced", ROWS, measure.take_turns(named, "forced", rounds))
 
@@ -73,7 +72,7 @@ def real_trees(run: Path, rounds: int) -> dict[str, float]:
 
     sources, references = (side[:SENTENCES] for side in measure.test_set(run))
     print(f"\nparsing {len(sources)} test sentences of {run}, beam {SEARCH['beam_size']}, from text to trees")
-    systems = [System(name, parses, run, sources, constrained) for name, constrained in SYSTEMS.items()]
+    systems = [measure.System(name, parses, run, sources, constrained) for name, constrained in SYSTEMS.items()]
     with measure.running(systems) as named:
         for name, system in named.items():
             trees, invalid = system.run("real")[1]

@@ -23,7 +23,6 @@ import numpy as np
 
 from benchmarks import measure, training_batches
 from benchmarks.data import PACKED, default
-from benchmarks.measure import System
 from benchmarks.training_systems import (
     CHECK,
     MATMUL,
@@ -180,7 +179,7 @@ def torch_variants(dtype: str, compiled: str = "whole") -> Variants:
     return variants
 
 
-def check(named: dict[str, System], variants: Variants) -> None:
+def check(named: dict[str, measure.System], variants: Variants) -> None:
     """Checks that all variants compute the same loss and gradient norm, without dropout, on a batch with padding."""
     found = {name: np.array(system.run(CHECK)[1]) for name, system in named.items()}
     first, expected = next(iter(found.items()))
@@ -192,7 +191,7 @@ def check(named: dict[str, System], variants: Variants) -> None:
             raise RuntimeError(f"{name} computes {numbers}, {first} {expected}")
 
 
-def train_in_turns(named: dict[str, System], setting: Setting) -> dict[str, list[float]]:
+def train_in_turns(named: dict[str, measure.System], setting: Setting) -> dict[str, list[float]]:
     """Seconds of each measurement; prints how much longer the first one took (compilation)."""
     first = {name: system.run(TRAIN)[0] for name, system in named.items()}
     # An uncounted step before each measurement, to get back memory that went to the system or to another process.
@@ -202,7 +201,7 @@ def train_in_turns(named: dict[str, System], setting: Setting) -> dict[str, list
     return seconds
 
 
-def matrix_rates(named: dict[str, System], setting: Setting) -> dict[str, float]:
+def matrix_rates(named: dict[str, measure.System], setting: Setting) -> dict[str, float]:
     """FLOP/s of large matrix products, in each system's library and dtype."""
     size, count = MATMULS[setting.device]
     seconds = measure.take_turns(named, MATMUL, setting.rounds)
