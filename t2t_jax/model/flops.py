@@ -1,8 +1,8 @@
 """Number of floating-point operations of a model's matrix products, by formula.
 
 A multiply-add counts as two operations. Element-wise operations (normalisation, softmax, dropout) do not count, nor do
-operations on padding, nor scores beyond `attention_window`. The causal mask (§3.2.3) saves nothing: masked scores are
-computed all the same.
+operations on padding, nor scores beyond `attention_window`; at the ends of a sentence a token counts as many neighbours
+as elsewhere, up to its length. The causal mask (§3.2.3) saves nothing: masked scores are computed all the same.
 """
 
 from collections.abc import Sequence
