@@ -18,9 +18,10 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
+from t2t_jax.decoding.hypothesis import Hypothesis
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.trained_model import TrainedModel, decode_options, restore_all
-from t2t_jax.decoding.translator import Hypothesis, Translator, translator_of
+from t2t_jax.decoding.translator import Translator, translator_of
 from t2t_jax.errors import InputError, full_disk_named
 from t2t_jax.files import (
     check_output,

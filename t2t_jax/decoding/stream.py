@@ -9,9 +9,10 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, TextIO
 
+from t2t_jax.decoding.hypothesis import Hypothesis
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.trained_model import decode_options
-from t2t_jax.decoding.translator import Hypothesis, Translator, check_lists, load
+from t2t_jax.decoding.translator import Translator, check_lists, load
 from t2t_jax.errors import InputError, choice
 from t2t_jax.files import check_pairing, existing_text, read_lines, unpacked_lines
 from t2t_jax.progress_bar import progress_bar

@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +26,13 @@ from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.continuous_batching import Request, search_all
 from t2t_jax.decoding.ensemble import Ensemble, average_probabilities
 from t2t_jax.decoding.grammars import grammar_of
+from t2t_jax.decoding.hypothesis import Hypothesis, empty, join
 from t2t_jax.decoding.long_sentences import cut, language_code, sentences_of
 from t2t_jax.decoding.search_options import SearchOptions, check_options
 from t2t_jax.decoding.search_state import Hypotheses
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import DamagedError, InputError, Range, check_number, choice, shown
 from t2t_jax.model.transformer import Transformer
-
-
-@dataclasses.dataclass(frozen=True)
-class Hypothesis:
-    """One translation. `log_prob` is the natural logarithm, summed over `tokens` with EOS.
-
-    `score` = log_prob / ((5 + num_tokens) / 6)^alpha. An unfinished one reached the length limit without EOS. `parts`
-    is in how many parts the line was translated. `repairs` counts what had to be repaired to make `text` of the tokens:
-    nothing in translation; in parsing see trees.py.
-    """
-
-    text: str
-    tokens: list[str]
-    log_prob: float
-    score: float
-    num_tokens: int
-    token_log_probs: list[float]
-    finished: bool = True
-    repairs: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    parts: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +115,7 @@ class Translator:
             texts = [self._part_text(sources[index], parts[index], number) for index, number in owners]
             requests = _with_features(requests, [features(text) for text in texts])
         found = self._search(owners, requests, search, [len(ids) for ids in parts], on_progress)
-        joined = [_join(hypotheses, search.alpha) for hypotheses in found]
+        joined = [join(hypotheses, search.alpha) for hypotheses in found]
         return [self._postprocessed(*pair) for pair in zip(sentences, joined, strict=True)]
 
     def _parts_of_lines(
@@ -361,7 +342,7 @@ class Translator:
             answers.setdefault(tuple(ids.tolist()), hypothesis)
         if not answers:
             logging.warning("the constraints allow no translation of a sentence; it is left empty")
-        return list(answers.values()) or [_empty(finished=False)]
+        return list(answers.values()) or [empty(finished=False)]
 
 
 def _check_numbers(scores: np.ndarray) -> None:
@@ -370,10 +351,6 @@ def _check_numbers(scores: np.ndarray) -> None:
             "the model computes scores that are not numbers (NaN): its parameters are damaged, or a function that the "
             "config names or a constraint is wrong; give another checkpoint with --step"
         )
-
-
-def _empty(finished: bool = True) -> Hypothesis:
-    return Hypothesis(text="", tokens=[], log_prob=0.0, score=0.0, num_tokens=0, token_log_probs=[], finished=finished)
 
 
 def _request(ids: list[int], prefix: list[int], min_length: int, max_extra_length: int, seed: int) -> Request:
@@ -390,28 +367,6 @@ def _with_features(requests: Sequence[Request], features: Sequence[Sequence[int]
     if len(counts := sorted(set(map(len, features)))) > 1:
         raise InputError(f"constraint: features must be as many for each sentence; got {counts[0]} and {counts[-1]}")
     return [request._replace(features=of_text) for request, of_text in zip(requests, features, strict=True)]
-
-
-def _join(parts: list[list[Hypothesis]], alpha: float) -> list[Hypothesis]:
-    """The hypotheses of a sentence from those of its parts: the best of each, then the second best of each, …"""
-    if len(parts) < 2:
-        return parts[0] if parts else [_empty()]
-    joined = [_concatenate(ranked, alpha) for ranked in zip(*parts, strict=False)]  # as many as every part has
-    return sorted(joined, key=lambda hypothesis: -hypothesis.score)
-
-
-def _concatenate(parts: Sequence[Hypothesis], alpha: float) -> Hypothesis:
-    log_prob, num_tokens = sum(part.log_prob for part in parts), sum(part.num_tokens for part in parts)
-    return Hypothesis(
-        text=" ".join(part.text for part in parts if part.text),
-        tokens=[token for part in parts for token in part.tokens],
-        log_prob=log_prob,
-        score=log_prob / ((5 + num_tokens) / 6) ** alpha,
-        num_tokens=num_tokens,
-        token_log_probs=[log_prob for part in parts for log_prob in part.token_log_probs],
-        finished=all(part.finished for part in parts),
-        parts=len(parts),
-    )
 
 
 def load(path: str | Path, step: int | str | None = None, *, dtype: str = "float32") -> Translator:

@@ -16,9 +16,10 @@ from t2t_jax.data.tokenizer import EOS, longest_whole
 from t2t_jax.decoding import batch_shapes
 from t2t_jax.decoding.beam_search import SearchOptions
 from t2t_jax.decoding.ensemble import Ensemble
+from t2t_jax.decoding.hypothesis import join
 from t2t_jax.decoding.long_sentences import cut, sentences_of
 from t2t_jax.decoding.stream import translate_stream
-from t2t_jax.decoding.translator import Translator, _join
+from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from tests import tiny
 from tests.decoding.test_translator import close
@@ -98,7 +99,7 @@ TWO_SENTENCES = "one two three. four five!"
 def test_split_sentences_translates_the_sentences_of_a_line_as_if_each_were_a_line(translator):
     options = {"n_best": 2, "max_extra_length": 3}
     _, found, empty = translator.translate(["two two", TWO_SENTENCES, ""], split_sentences=True, **options)
-    close(_join(translator.translate(["one two three.", "four five!"], **options), 0.6), found)
+    close(join(translator.translate(["one two three.", "four five!"], **options), 0.6), found)
     assert {hypothesis.parts for hypothesis in found} == {2} and empty[0].text == "" and empty[0].parts == 1
     (whole,) = translator.translate([TWO_SENTENCES], **options)
     assert whole[0].parts == 1 and whole[0].tokens != found[0].tokens
@@ -107,7 +108,7 @@ def test_split_sentences_translates_the_sentences_of_a_line_as_if_each_were_a_li
 def test_each_sentence_begins_with_the_language_code_of_its_line(translator, monkeypatch):
     seen = []
     monkeypatch.setattr("t2t_jax.decoding.translator.search_all", lambda _, requests, *__: seen.extend(requests) or ())
-    monkeypatch.setattr("t2t_jax.decoding.translator._join", lambda parts, alpha: [])
+    monkeypatch.setattr("t2t_jax.decoding.translator.join", lambda parts, alpha: [])
     vocabulary = translator.vocabularies.source
     code, *_ = vocabulary.encode("one")
     monkeypatch.setattr("t2t_jax.decoding.long_sentences.LANGUAGE_CODE", re.compile("one"))
@@ -135,7 +136,7 @@ def test_a_long_line_is_translated_in_parts_and_changes_no_other_line(short_limi
     close(short_limits.translate(["two two"], **options)[0], before)
     close(short_limits.translate(["four"], **options)[0], after)
     parts = short_limits.translate(PARTS, **options)
-    close([dataclasses.replace(_join([p[:1] for p in parts], 0.6)[0])], long[:1])
+    close([dataclasses.replace(join([p[:1] for p in parts], 0.6)[0])], long[:1])
     assert long[0].text == " ".join(part[0].text for part in parts if part[0].text)
     for hypothesis in long:
         assert hypothesis.num_tokens == len(hypothesis.tokens) == len(hypothesis.token_log_probs)
@@ -192,7 +193,7 @@ def test_a_line_of_a_megabyte_is_split_before_the_search(translator, monkeypatch
     monkeypatch.setattr(
         "t2t_jax.decoding.translator.search_all", lambda ensemble, requests, *_: seen.extend(requests) or iter(())
     )
-    monkeypatch.setattr("t2t_jax.decoding.translator._join", lambda parts, alpha: [])
+    monkeypatch.setattr("t2t_jax.decoding.translator.join", lambda parts, alpha: [])
     translator.translate(["one " * 250_000, "x" * 100_000])
     assert len(seen) > 1000 and max(len(request.ids) for request in seen) <= 256
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_jax.decoding import stream
-from t2t_jax.decoding.translator import Hypothesis, Score, Translator
+from t2t_jax.decoding.hypothesis import Hypothesis
+from t2t_jax.decoding.translator import Score, Translator
 from t2t_jax.errors import InputError
 
 

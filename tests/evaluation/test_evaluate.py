@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from t2t_jax.data.task import TASKS
+from t2t_jax.decoding.hypothesis import Hypothesis
 from t2t_jax.decoding.trained_model import TrainedModel
-from t2t_jax.decoding.translator import Hypothesis, Score, Translator
+from t2t_jax.decoding.translator import Score, Translator
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.bleu import corpus_scores
 from t2t_jax.evaluation.evaluate import evaluate, evaluate_run, perplexities

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from t2t_jax.data.task import TASKS
-from t2t_jax.decoding.translator import Hypothesis
+from t2t_jax.decoding.hypothesis import Hypothesis
 from tests.serving.conftest import DEFAULTS, served
 from tests.visualization.conftest import chromium  # noqa: F401  (a fixture)
 
