@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from t2t_jax import sharding
 from t2t_jax.data.bucketing import BUCKETINGS
 from t2t_jax.data.corpora import choose_corpus
-from t2t_jax.data.preparation import StoreSettings
+from t2t_jax.data.store_settings import StoreSettings
 from t2t_jax.data.task import Vocabularies, task_of
 from t2t_jax.decoding.grammars import check_grammar, grammar_of
 from t2t_jax.decoding.search_options import check_options

@@ -12,7 +12,7 @@ import t2t_jax
 from configs import base_ende
 from t2t_jax.data import cleaning
 from t2t_jax.data.cleaning import Report, Rules, clean
-from t2t_jax.data.preparation import StoreSettings
+from t2t_jax.data.store_settings import StoreSettings
 from t2t_jax.errors import InputError
 from t2t_jax.training.loop import train
 from tests.runs import tiny_config

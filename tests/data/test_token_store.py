@@ -9,7 +9,8 @@ import pytest
 from t2t_jax.data import preparation, shards
 from t2t_jax.data.cleaning import Rules
 from t2t_jax.data.corpora import read_corpus
-from t2t_jax.data.preparation import StoreSettings, draw, open_store, prepare
+from t2t_jax.data.preparation import draw, open_store, prepare
+from t2t_jax.data.store_settings import StoreSettings
 from t2t_jax.data.task import TASKS, Task
 from t2t_jax.data.token_store import TokenStore
 from t2t_jax.errors import DamagedError, InputError, stop_reason
