@@ -16,17 +16,17 @@ CONFIG = TransformerConfig(
     vocab_size=VOCAB, num_layers=2, d_model=D, d_ff=F, num_heads=H, d_k=K, d_v=V, dropout=0.1, max_positions=9
 )
 TWO_VOCABULARIES = {"share_embeddings": False, "source_vocab_size": SOURCE_VOCAB}
-VARIANTS = [
+VARIANTS = [  # one with several layers is enough for what goes from layer to layer
     {},
-    {"norm": "pre"},
-    {"attention_bias": True},
-    {"positions": "t2t"},
-    {"positions": "learned"},
-    {"share_embeddings": False},
-    TWO_VOCABULARIES,
-    {"attention_window": 5},
-    {"activation": "swish", "logits_bias": True},
-    {"activation": "gelu"},
+    {"num_layers": 1, "norm": "pre"},
+    {"num_layers": 1, "attention_bias": True},
+    {"num_layers": 1, "positions": "t2t"},
+    {"num_layers": 1, "positions": "learned"},
+    {"num_layers": 1, "share_embeddings": False},
+    {"num_layers": 1, **TWO_VOCABULARIES},
+    {"num_layers": 1, "attention_window": 5},
+    {"num_layers": 1, "activation": "swish", "logits_bias": True},
+    {"num_layers": 1, "activation": "gelu"},
 ]
 
 

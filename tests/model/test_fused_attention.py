@@ -29,7 +29,7 @@ def batch(packed):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"norm": "pre", "positions": "learned"}, {"attention_window": 4}], ids=str)
 def test_loss_and_gradient_are_those_of_equation_1(monkeypatch, packed, changes):
-    ours, fused = both_ways(d_v=tiny.K, **changes)
+    ours, fused = both_ways(num_layers=1, d_v=tiny.K, **changes)
     params = tiny.variables(ours)["params"]
     (loss, _), gradient = loss_and_gradient(ours, params, batch(packed))
     monkeypatch.setattr(attention, "scaled_dot_product_attention", None)  # so that the fused model cannot call it
@@ -40,7 +40,7 @@ def test_loss_and_gradient_are_those_of_equation_1(monkeypatch, packed, changes)
 
 
 def test_rows_of_padding_have_finite_logits_and_gradients():
-    _, fused = both_ways(d_v=tiny.K)
+    _, fused = both_ways(num_layers=1, d_v=tiny.K)
     variables, empty = tiny.variables(fused), jnp.zeros((2, 4), jnp.int32)
     total = lambda v: jnp.sum(fused.apply(v, empty, empty) ** 2)
     value, gradient = jax.jit(jax.value_and_grad(total))(variables)
@@ -102,8 +102,8 @@ def test_without_a_mask_only_causality_is_passed_on():
     key = jnp.swapaxes(array, 2, 3)
     for causal in (True, False):
         mask = attention.whole_mask(None, 6, causal)
-        expected = attention.scaled_dot_product_attention(array, key, array, mask)
-        found = attention.fused_attention(array, key, array, None, causal=causal)
+        expected = jax.jit(attention.scaled_dot_product_attention)(array, key, array, mask)
+        found = jax.jit(functools.partial(attention.fused_attention, causal=causal))(array, key, array, None)
         np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -175,7 +175,8 @@ def test_what_cudnn_leaves_in_the_gradients_of_padding_is_not_used(monkeypatch, 
     weights = weights.at[2].set(0)  # nothing depends on a row of padding
     key = jnp.swapaxes(key, 2, 3)
     whole_mask = attention.whole_mask(mask, 6, causal)
-    gradients_of = lambda f: jax.grad(lambda *x: (f(*x) * weights).sum(dtype=jnp.float32), (0, 1, 2))(query, key, value)
+    total = lambda f: lambda *arrays: (f(*arrays) * weights).sum(dtype=jnp.float32)
+    gradients_of = lambda f: jax.jit(jax.grad(total(f), (0, 1, 2)))(query, key, value)
     expected = gradients_of(lambda *arrays: attention.scaled_dot_product_attention(*arrays, whole_mask))
     monkeypatch.setattr(jax.nn, "dot_product_attention", by_cudnn)
     with tracing_for("gpu"):

@@ -32,36 +32,33 @@ def masks(length):
 
 
 @functools.partial(jax.jit, static_argnames=("left", "right"))
-def both(query, key, value, whole, mask, left, right):
-    """With the mask of nearby positions, and in blocks."""
-    found = local_attention(scaled_dot_product_attention, query, key, value, mask, left, right)
-    return scaled_dot_product_attention(query, key, value, whole), found
+def both(query, key, value, wholes, masks, left, right):
+    """For each kind of mask: with the mask of nearby positions, and in blocks."""
+    attend = lambda mask: local_attention(scaled_dot_product_attention, query, key, value, mask, left, right)
+    expected = {kind: scaled_dot_product_attention(query, key, value, whole) for kind, whole in wholes.items()}
+    return expected, {kind: attend(mask) for kind, mask in masks.items()}
 
 
 @given(  # few values, as every new shape is compiled
-    st.sampled_from([3, 11, 12, 20]),
-    st.sampled_from([0, 1, 6]),
-    st.sampled_from([0, 2, 5]),
-    st.sampled_from(["none", "padding", "segments"]),
+    st.sampled_from([3, 11, 12, 20]), st.sampled_from([0, 1, 6]), st.sampled_from([0, 2, 5])
 )
-@settings(max_examples=25)
-def test_blocks_equal_a_mask_of_nearby_positions(length, left, right, kind):
+@settings(max_examples=12)
+def test_blocks_equal_a_mask_of_nearby_positions(length, left, right):
     """For every position that may attend to any; the others are padding."""
-    query, key, value = arrays(length)
-    mask = masks(length)[kind]
     offsets = np.arange(length)[None] - np.arange(length)[:, None]
     near = ((offsets >= -left) & (offsets <= right))[None, None]
-    whole = near if mask is None else near & np.asarray(mask)
-    expected, found = both(query, key, value, whole, mask, left, right)
-    real = np.broadcast_to(whole.any(axis=-1), (BATCH, HEADS, length))
-    np.testing.assert_allclose(found[real], expected[real], atol=1e-5)
-    assert np.isfinite(found).all()
+    wholes = {kind: near if mask is None else near & np.asarray(mask) for kind, mask in masks(length).items()}
+    expected, found = both(*arrays(length), wholes, masks(length), left, right)
+    for kind, whole in wholes.items():
+        real = np.broadcast_to(whole.any(axis=-1), (BATCH, HEADS, length))
+        np.testing.assert_allclose(found[kind][real], expected[kind][real], atol=1e-5)
+        assert np.isfinite(found[kind]).all()
 
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_model_has_the_same_loss_and_gradients(monkeypatch, packed, fused):
-    model = dataclasses.replace(tiny.model(dropout=0.0, d_v=tiny.K, attention_window=2), fused_attention=fused)
+    model = dataclasses.replace(tiny.model(num_layers=1, dropout=0.0, d_v=tiny.K, attention_window=2), fused_attention=fused)
     params = tiny.variables(model)["params"]
     batch = together(apart(), ROWS) if packed else apart()
     batch = {name: jnp.pad(x, ((0, 0), (0, 8))) for name, x in batch.items()}

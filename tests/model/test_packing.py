@@ -17,11 +17,11 @@ LENGTHS = [(S, 3), (4, T), (1, 1), (2, 4), (6, 2)]
 ROWS = [[0, 2], [1, 3, 4]]  # the pairs in each packed row; the first row is mostly padding
 VARIANTS = [
     {},
-    {"norm": "pre"},
-    {"positions": "learned"},
-    {"positions": "learned", "norm": "pre"},
-    {"positions": "t2t"},
-    {"attention_window": 3},
+    {"num_layers": 1, "norm": "pre"},
+    {"num_layers": 1, "positions": "learned"},
+    {"num_layers": 1, "positions": "learned", "norm": "pre"},
+    {"num_layers": 1, "positions": "t2t"},
+    {"num_layers": 1, "attention_window": 3},
 ]
 
 
@@ -70,7 +70,7 @@ def test_a_packed_batch_has_the_loss_and_gradient_of_its_pairs(changes):
 @pytest.mark.parametrize(("rows", "length", "packed"), [(2, 512, True), (1024, 1, False)], ids=["packed", "a row each"])
 def test_the_gradient_of_learned_positions_adds_up_in_float32(rows, length, packed):
     """1,024 sentences have a position 0: in bfloat16, ones would add up to 256."""
-    model = dataclasses.replace(tiny.model(positions="learned"), dtype=jnp.bfloat16)
+    model = dataclasses.replace(tiny.model(num_layers=1, positions="learned"), dtype=jnp.bfloat16)
     params = tiny.variables(model)["params"]
     ids, segments = jnp.ones((rows, length), int), jnp.tile(jnp.arange(1, length + 1), (rows, 1)) if packed else None
     embed = lambda module: module._embed_source(ids, segments)
@@ -82,7 +82,7 @@ def test_the_gradient_of_learned_positions_adds_up_in_float32(rows, length, pack
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_no_gradient_crosses_the_border_of_a_pair(norm):
     """Three pairs without a common id in one row: the logits of a pair depend on the embeddings of its ids only."""
-    model = tiny.model(dropout=0.0, norm=norm, share_embeddings=False)
+    model = tiny.model(num_layers=1, dropout=0.0, norm=norm, share_embeddings=False)
     params = tiny.variables(model)["params"]
     ids, segments = jnp.array([[2, 3, 4, 5, 6, 7, 0]]), jnp.array([[1, 1, 2, 2, 2, 3, 0]])
     weights = jax.random.normal(jax.random.key(0), (1, 7, VOCAB))
@@ -102,7 +102,7 @@ def test_no_gradient_crosses_the_border_of_a_pair(norm):
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_rows_of_one_segment_equal_rows_without_segments(positions):
-    model = tiny.model(positions=positions)
+    model = tiny.model(num_layers=1, positions=positions)
     batch = apart()
     segments = {f"{side}_segments": (batch[f"{side}s"] != 0).astype(jnp.int32) for side in ("input", "target")}
     variables = tiny.variables(model)
@@ -112,7 +112,7 @@ def test_rows_of_one_segment_equal_rows_without_segments(positions):
 
 
 def test_dropout_applies_to_packed_rows_too():
-    model = tiny.model(dropout=0.5)
+    model = tiny.model(num_layers=1, dropout=0.5)
     batch, key = together(apart(), ROWS), jax.random.key(0)
     variables = tiny.variables(model)
     dropped = tiny.apply(model, variables, **batch, train=True, rngs={"dropout": key})
