@@ -58,7 +58,9 @@ def test_blocks_equal_a_mask_of_nearby_positions(length, left, right):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_model_has_the_same_loss_and_gradients(monkeypatch, packed, fused):
-    model = dataclasses.replace(tiny.model(num_layers=1, dropout=0.0, d_v=tiny.K, attention_window=2), fused_attention=fused)
+    model = dataclasses.replace(
+        tiny.model(num_layers=1, dropout=0.0, d_v=tiny.K, attention_window=2), fused_attention=fused
+    )
     params = tiny.variables(model)["params"]
     batch = together(apart(), ROWS) if packed else apart()
     batch = {name: jnp.pad(x, ((0, 0), (0, 8))) for name, x in batch.items()}

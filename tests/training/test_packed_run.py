@@ -1,31 +1,25 @@
 """Training with sequence packing, through the real loop."""
 
-import functools
 import json
 from pathlib import Path
 
 import jax
 import numpy as np
-import optax
 
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.training import loop, setup
-from t2t_jax.training.loss import label_smoothed_loss
-from t2t_jax.training.train_step import init_state, train_step
+from t2t_jax.training.train_step import train_step
 from tests import tiny
 from tests.model.test_packing import ROWS, apart, together
 from tests.runs import tiny_config
+from tests.training.test_train_step import SGD, start, step_of
 
 
 def updated(batch, accumulate=1):
     """Parameters after one step of SGD, and its metrics."""
-    model, optimizer = tiny.model(dropout=0.0), optax.sgd(1.0)
-    state = jax.jit(functools.partial(init_state, model, optimizer))(jax.random.key(0))
-    step = jax.jit(
-        functools.partial(train_step, label_smoothed_loss(model, 0.1), optimizer, accumulate, jax.random.key(7))
-    )
-    state, metrics = step(state, batch)
+    model = tiny.model(num_layers=1, dropout=0.0)
+    state, metrics = step_of(model, SGD, accumulate)(start(model, SGD), batch)
     return state.params, metrics
 
 

@@ -16,13 +16,16 @@ from tests.tiny import S, T
 
 BATCH = {"inputs": tiny.sentences([S, 3, 5, 2], S), "targets": tiny.sentences([T, 2, 4, 1], T, seed=1)}
 DROPOUT = {"dropout": 0.3, "attention_dropout": 0.2}
+SGD, STAY = optax.sgd(1.0), optax.sgd(0.0)
 
 
+@functools.cache
 def step_of(model, optimizer, microbatches=1, epsilon=0.1, r_drop=0.0, **options):
     loss_fn = label_smoothed_loss(model, epsilon, r_drop)
     return jax.jit(functools.partial(train_step, loss_fn, optimizer, microbatches, jax.random.key(7), **options))
 
 
+@functools.cache
 def start(model, optimizer):
     return jax.jit(functools.partial(init_state, model, optimizer))(jax.random.key(0))
 
@@ -30,7 +33,7 @@ def start(model, optimizer):
 def test_gradient_is_that_of_the_mean_over_all_real_tokens():
     """With SGD of rate 1 the parameters move by exactly the gradient."""
     model = tiny.model(num_layers=1, dropout=0.0)
-    state = start(model, optax.sgd(1.0))
+    state = start(model, SGD)
 
     def mean_loss(params):
         y, table = model.apply({"params": params}, **BATCH, method=Transformer.before_softmax)
@@ -38,7 +41,7 @@ def test_gradient_is_that_of_the_mean_over_all_real_tokens():
         return loss / tokens
 
     loss, gradient = jax.jit(jax.value_and_grad(mean_loss))(state.params)
-    new, metrics = step_of(model, optax.sgd(1.0))(state, BATCH)
+    new, metrics = step_of(model, SGD)(state, BATCH)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-6)
     assert metrics["target_tokens"] == T + 2 + 4 + 1 and new.step == 1
     for moved, before, g in zip(*map(jax.tree.leaves, (new.params, state.params, gradient)), strict=True):
@@ -49,9 +52,9 @@ def test_gradient_is_that_of_the_mean_over_all_real_tokens():
 def test_accumulated_microbatches_equal_one_batch(microbatches, r_drop):
     """Their numbers of tokens differ; dropout is on."""
     model = tiny.model(num_layers=1, **DROPOUT)
-    state = start(model, optax.sgd(1.0))
-    whole, metrics = step_of(model, optax.sgd(1.0), r_drop=r_drop)(state, BATCH)
-    split, split_metrics = step_of(model, optax.sgd(1.0), microbatches, r_drop=r_drop)(state, BATCH)
+    state = start(model, SGD)
+    whole, metrics = step_of(model, SGD, r_drop=r_drop)(state, BATCH)
+    split, split_metrics = step_of(model, SGD, microbatches, r_drop=r_drop)(state, BATCH)
     for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(split.params), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     for name in metrics:
@@ -62,10 +65,8 @@ def test_r_drop_is_the_loss_of_two_dropout_passes():
     """Without dropout the passes agree and the loss is the plain one; with dropout they diverge."""
     for options, same in [({"dropout": 0.0}, True), (DROPOUT, False)]:
         model = tiny.model(num_layers=1, **options)
-        state = start(model, optax.sgd(1.0))
-        plain, weak, strong = (
-            step_of(model, optax.sgd(1.0), r_drop=r_drop)(state, BATCH)[1] for r_drop in (0.0, 1.0, 5.0)
-        )
+        state = start(model, SGD)
+        plain, weak, strong = (step_of(model, SGD, r_drop=r_drop)(state, BATCH)[1] for r_drop in (0.0, 1.0, 5.0))
         assert plain["target_tokens"] == weak["target_tokens"]
         np.testing.assert_allclose(weak["nll"], strong["nll"], rtol=1e-6)
         if same:
@@ -76,27 +77,26 @@ def test_r_drop_is_the_loss_of_two_dropout_passes():
 
 def test_rows_of_padding_change_nothing():
     model = tiny.model(num_layers=1, **DROPOUT)
-    state = start(model, optax.sgd(1.0))
+    state = start(model, SGD)
     padded = {name: jnp.pad(x, ((0, 3), (0, 0))) for name, x in BATCH.items()}
-    a, b = (step_of(model, optax.sgd(1.0))(state, batch)[0].params for batch in (BATCH, padded))
+    a, b = (step_of(model, SGD)(state, batch)[0].params for batch in (BATCH, padded))
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-6)
 
 
 def test_a_batch_of_padding_alone_changes_no_parameter():
     model = tiny.model(num_layers=1, **DROPOUT)
-    state = start(model, optax.sgd(1.0))
+    state = start(model, SGD)
     nothing = {name: np.zeros_like(ids) for name, ids in BATCH.items()}
     for r_drop in (0.0, 5.0):
-        new, metrics = step_of(model, optax.sgd(1.0), r_drop=r_drop)(state, nothing)
+        new, metrics = step_of(model, SGD, r_drop=r_drop)(state, nothing)
         jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
         assert metrics["finite"] and metrics["loss"] == metrics["target_tokens"] == 0
 
 
 def test_dropout_differs_from_step_to_step_and_not_from_run_to_run():
     model = tiny.model(num_layers=1, dropout=0.5)
-    step = step_of(model, optax.sgd(0.0))
-    state = start(model, optax.sgd(0.0))
+    step, state = step_of(model, STAY), start(model, STAY)
     second, first_metrics = step(state, BATCH)
     _, second_metrics = step(second, BATCH)
     assert first_metrics["loss"] != second_metrics["loss"]
@@ -105,10 +105,10 @@ def test_dropout_differs_from_step_to_step_and_not_from_run_to_run():
 
 def test_remat_changes_neither_the_loss_nor_the_gradient():
     """With dropout on: what is computed again has the same masks."""
-    model = tiny.model(**DROPOUT)
-    state = start(model, optax.sgd(1.0))
+    model = tiny.model(num_layers=1, **DROPOUT)
+    state = start(model, SGD)
     (kept, metrics), (again, found) = (
-        step_of(dataclasses.replace(model, remat=remat), optax.sgd(1.0))(state, BATCH) for remat in (False, True)
+        step_of(dataclasses.replace(model, remat=remat), SGD)(state, BATCH) for remat in (False, True)
     )
     for name in metrics:
         np.testing.assert_allclose(found[name], metrics[name], rtol=1e-6)
@@ -120,12 +120,12 @@ def test_remat_changes_neither_the_loss_nor_the_gradient():
 def test_remat_takes_less_memory():
     model = tiny.model(num_layers=4)
     batch = {name: jnp.ones((4, 64), jnp.int32) for name in BATCH}
-    state = start(model, optax.sgd(1.0))
+    state = start(model, SGD)
 
     def temporary(remat):
         # On CPU, XLA drops the barriers between the first and the second computation, and then joins the two.
         options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
-        lowered = step_of(dataclasses.replace(model, remat=remat), optax.sgd(1.0)).lower(state, batch)
+        lowered = step_of(dataclasses.replace(model, remat=remat), SGD).lower(state, batch)
         return lowered.compile(compiler_options=options).memory_analysis().temp_size_in_bytes
 
     assert temporary(True) < 0.4 * temporary(False)
@@ -134,7 +134,7 @@ def test_remat_takes_less_memory():
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_mapped_over_two_devices_the_update_is_that_of_the_whole_batch(accumulate):
     """Though the devices have different numbers of tokens, and with the same elements dropped."""
-    model, optimizer = tiny.model(num_layers=1, **DROPOUT), optax.sgd(1.0)
+    model, optimizer = tiny.model(num_layers=1, **DROPOUT), SGD
     state = start(model, optimizer)
     whole, metrics = step_of(model, optimizer)(state, BATCH)
     found, found_metrics = mapped(model, optimizer, accumulate)(state, shares(BATCH))
@@ -147,7 +147,7 @@ def test_mapped_over_two_devices_the_update_is_that_of_the_whole_batch(accumulat
 
 def test_mapped_devices_have_masks_of_their_own():
     """Each of the two devices alone has the same pairs; together they have other masks than one twice."""
-    model, optimizer = tiny.model(num_layers=1, dropout=0.5), optax.sgd(0.0)
+    model, optimizer = tiny.model(num_layers=1, dropout=0.5), STAY
     state = start(model, optimizer)
     step, pair = mapped(model, optimizer, 1), {name: x[:1] for name, x in BATCH.items()}
     losses = []
