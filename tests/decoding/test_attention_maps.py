@@ -25,7 +25,7 @@ from tests.data import toy_corpus
 
 PAIRS = [("one two three", "drei zwei"), ("four", "vier eins zwei drei vier fünf"), ("", "eins"), ("two", "")]
 KINDS = ("encoder", "decoder", "encoder_decoder")
-FUSED = ({"fused": True, "d_v": 6}, {"fused": True, "d_v": 6, "attention_window": 3})
+FUSED = {"num_layers": 1, "fused": True, "d_v": 6}
 
 
 def make(translator, fused=False, vocabularies=None, **changes):
@@ -86,7 +86,16 @@ def einsum_path(translator, source, target):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"norm": "pre"}, {"attention_bias": True}, {"share_embeddings": False}, *FUSED], ids=str
+    "changes",
+    [
+        {},
+        {"num_layers": 1, "norm": "pre"},
+        {"num_layers": 1, "attention_bias": True},
+        {"num_layers": 1, "share_embeddings": False},
+        FUSED,
+        FUSED | {"attention_window": 3},
+    ],
+    ids=str,
 )
 def test_the_weights_are_those_of_equation_1_on_the_projections_of_the_model(translator, separate, changes):
     vocabularies = separate if "share_embeddings" in changes else None
@@ -224,7 +233,7 @@ def test_arguments_that_make_no_sense_are_refused_with_one_line(translator):
 
 
 def test_layers_and_heads_are_counted_from_1(translator):
-    (found,) = translator.attention(["one two"], ["eins"])
+    (found,) = make(translator).attention(["one two"], ["eins"])
     np.testing.assert_array_equal(found.encoder.head(2, 3), found.encoder.weights[1, 2])
 
 

@@ -208,7 +208,7 @@ BONUSES = {  # (position, last token, next token) → whether there is a bonus, 
 
 
 @functools.partial(jax.jit, static_argnames=("declared", "options", "max_steps"))
-def search_with_bonuses(log_probs, bonuses, once, limits, declared, options, max_steps):
+def search_with_bonuses(log_probs, bonuses, once, limits, declared, alpha, options, max_steps):
     """A search with bonuses[position, last token, next token]; with `once` only until a hypothesis contains token 3."""
 
     def add(log_probs, tokens, lengths):
@@ -222,7 +222,8 @@ def search_with_bonuses(log_probs, bonuses, once, limits, declared, options, max
         return log_probs[rows[:, None], positions[:, None], tokens], cache
 
     constraint = add if declared is None else Constraint(add, largest_bonus=declared)
-    options = dataclasses.replace(options, constraint=constraint)
+    leaves, tree = jax.tree.flatten(dataclasses.replace(options, constraint=constraint))
+    options = tree.unflatten([alpha, *leaves[1:]])  # traced: α compiles nothing
     return beam_search(step, (), limits, options, max_steps=max_steps)
 
 
@@ -243,9 +244,9 @@ def test_stopping_early_never_changes_the_n_best_with_bonuses_either(seed, form,
     bonuses = np.where(has_bonus, np.random.default_rng(seed).uniform(-largest - 1, 2 * largest, (9, 5, 5)), 0)
     bonuses = np.minimum(bonuses, largest)
     declared = largest if known else None
-    options = SearchOptions(beam_size=beam_size, alpha=alpha, n_best=n_best)
+    options = SearchOptions(beam_size=beam_size, n_best=n_best)
     arrays = [jnp.asarray(x, jnp.float32) for x in (log_probs, bonuses)]
-    found = search_with_bonuses(*arrays, once, jnp.asarray(limits), declared, options, max_steps=9)
+    found = search_with_bonuses(*arrays, once, jnp.asarray(limits), declared, alpha, options, max_steps=9)
     found = jax.tree.map(np.asarray, found)
     bonus = lambda tokens, token: 0.0 if once and 3 in tokens else bonuses[len(tokens), (0, *tokens)[-1], token]
     for sentence, limit in enumerate(limits):

@@ -32,6 +32,7 @@ SENTENCES = [
     "five six seven eight one two three four five six seven eight one two",
     "two two",
 ]
+OPTIONS = {"n_best": 4, "max_extra_length": 6}  # of many tests, for which one search is compiled
 
 
 def close(a, b):
@@ -46,30 +47,29 @@ def test_an_option_that_does_not_exist_is_refused_with_the_nearest(translator):
 
 
 def test_a_sentence_has_the_same_translation_alone_and_in_any_batch(translator):
-    together = translator.translate(SENTENCES, n_best=2, max_extra_length=6)
+    together = translator.translate(SENTENCES, **OPTIONS)
     for sentence, found in zip(SENTENCES, together, strict=True):
-        close(translator.translate([sentence], n_best=2, max_extra_length=6)[0], found)
-    shuffled = translator.translate(SENTENCES[::-1], n_best=2, max_extra_length=6)[::-1]
+        close(translator.translate([sentence], **OPTIONS)[0], found)
+    shuffled = translator.translate(SENTENCES[::-1], **OPTIONS)[::-1]
     for first, second in zip(together, shuffled, strict=True):
         close(first, second)
 
 
 def test_the_forward_pass_gives_the_log_probs_that_the_search_reports(translator):
     """On the ids of the search: the text of a random model is not always tokenised into the same ids again."""
-    found = translator.translate(SENTENCES, n_best=3, max_extra_length=6)
-    piece_to_id = translator.vocabularies.target._pieces.piece_to_id
-    (model,), (params,) = translator.ensemble
-    forward = jax.jit(model.apply)
-    checked = 0
-    for sentence, hypotheses in zip(SENTENCES, found, strict=True):
-        for h in hypotheses[: 3 if sentence else 0]:
-            inputs = jnp.array([translator.vocabularies.target.encode(sentence)])
-            targets = jnp.array([[piece_to_id(token) for token in h.tokens]])
-            log_probs = jax.nn.log_softmax(forward({"params": params}, inputs, targets))[0]
-            expected = jnp.take_along_axis(log_probs, targets[0, :, None], axis=-1)[:, 0]
-            np.testing.assert_allclose(h.token_log_probs, expected, rtol=1e-3, atol=1e-3)
-            checked += 1
-    assert checked > 8
+    found = zip(SENTENCES, translator.translate(SENTENCES, **OPTIONS), strict=True)
+    pairs = [(sentence, h) for sentence, hypotheses in found if sentence for h in hypotheses]
+    assert len(pairs) > 8
+    vocabulary, ((model,), (params,)) = translator.vocabularies.target, translator.ensemble
+    inputs, targets = np.zeros((2, len(pairs), 64), np.int32)
+    for row, (sentence, h) in enumerate(pairs):
+        ids = vocabulary.encode(sentence)
+        inputs[row, : len(ids)] = ids
+        targets[row, : len(h.tokens)] = [vocabulary._pieces.piece_to_id(token) for token in h.tokens]
+    log_probs = jax.nn.log_softmax(tiny.apply(model, {"params": params}, inputs, targets))
+    for row, (_, h) in enumerate(pairs):
+        expected = log_probs[row, np.arange(len(h.tokens)), targets[row, : len(h.tokens)]]
+        np.testing.assert_allclose(h.token_log_probs, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_score_is_the_log_softmax_of_the_forward_pass(translator):
@@ -84,9 +84,7 @@ def test_score_is_the_log_softmax_of_the_forward_pass(translator):
 
 
 def test_the_fields_of_each_hypothesis_agree(translator):
-    for sentence, hypotheses in zip(
-        SENTENCES, translator.translate(SENTENCES, n_best=4, max_extra_length=6), strict=True
-    ):
+    for sentence, hypotheses in zip(SENTENCES, translator.translate(SENTENCES, **OPTIONS), strict=True):
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
         for h in hypotheses:
             assert h.num_tokens == len(h.tokens) == len(h.token_log_probs)
@@ -114,7 +112,7 @@ def test_a_line_of_spaces_and_invisible_characters_is_empty(translator, blank):
 
 def test_spaces_and_invisible_characters_that_were_not_learnt_do_not_change_a_translation(translator):
     plain, odd = "one two three", "\ufeffone\u00a0two\u200b th\u00adree"
-    close(*(translator.translate([source], n_best=2, max_extra_length=6)[0] for source in (plain, odd)))
+    close(*(translator.translate([source], **OPTIONS)[0] for source in (plain, odd)))
     assert translator.score([(odd, "eins")]) == translator.score([(plain, "eins")])
 
 
@@ -136,7 +134,7 @@ def test_eight_devices_translate_as_one_does(translator):
     mesh = sharding.make_mesh(jax.devices())
     eight = Translator(translator.ensemble, translator.vocabularies, max_length=256, mesh=mesh)
     assert eight.mesh.devices.size == 8
-    expected, found = (which.translate(SENTENCES, max_extra_length=6) for which in (translator, eight))
+    expected, found = (which.translate(SENTENCES, **OPTIONS) for which in (translator, eight))
     for one, other in zip(expected, found, strict=True):
         close(one, other)
 
@@ -162,17 +160,17 @@ def test_a_search_goes_on_with_the_program_that_it_began_with(translator):
 
 def test_an_ensemble_averages_probabilities(translator):
     (model,), (params,) = translator.ensemble
-    other = tiny.sharp_variables(model, seed=2)["params"]
+    other = tiny.sharp_variables(model, seed=1)["params"]
     make = lambda *members: Translator(
         Ensemble((model,) * len(members), members), translator.vocabularies, max_length=256, mesh=translator.mesh
     )
     twice, both = make(params, params), make(params, other)
-    for expected, found in zip(translator.translate(SENTENCES), twice.translate(SENTENCES), strict=True):
+    for expected, found in zip(*(t.translate(SENTENCES, **OPTIONS) for t in (translator, twice)), strict=True):
         close(expected, found)
     pairs = [("one two", "zwei eins")]
     probabilities = [np.exp(t.score(pairs)[0].token_log_probs) for t in (translator, make(other), both)]
     np.testing.assert_allclose((probabilities[0] + probabilities[1]) / 2, probabilities[2], rtol=1e-4)
-    for hypothesis in both.translate(["one two three"], n_best=2, max_extra_length=4)[0]:
+    for hypothesis in both.translate(SENTENCES, **OPTIONS)[0]:
         np.testing.assert_allclose(sum(hypothesis.token_log_probs), hypothesis.log_prob, rtol=1e-4)
 
 
