@@ -191,13 +191,22 @@ def test_profiled_steps_are_traced_and_utilisation_refers_to_the_configured_peak
         assert code == 2 and f"--profile_steps={steps}: {message}" in errors
 
 
-def test_compiled_programs_are_kept_in_the_users_cache(tmp_path, run):
-    command = [sys.executable, "main.py", "--mode=translate", f"--workdir={run}"]
+@pytest.fixture(scope="module")
+def latin_1_process(run, tmp_path_factory):
+    """A process that translates where Python takes Latin-1 from the locale, and its user's folder for caches."""
+    caches = tmp_path_factory.mktemp("caches")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_COMPILATION")}
-    environment |= {"XDG_CACHE_HOME": str(tmp_path), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, input=b"one\n", capture_output=True)
+    environment |= {"XDG_CACHE_HOME": str(caches), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment["PYTHONIOENCODING"] = "latin-1"
+    command = [sys.executable, "main.py", "--mode=translate", f"--workdir={run}", "--output_format=jsonl"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, input="für „uns“\n".encode(), capture_output=True)
     assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "t2t_jax/compiled").iterdir())
+    return done, caches
+
+
+def test_compiled_programs_are_kept_in_the_users_cache(latin_1_process):
+    _, caches = latin_1_process
+    assert list((caches / "t2t_jax/compiled").iterdir())
 
 
 def test_a_user_without_a_home_folder_needs_none_until_it_is_named(command, monkeypatch):
@@ -218,24 +227,22 @@ def test_translate_writes_one_line_for_each_line_in(command, run):
     assert "averaged checkpoint 6" in errors
 
 
-def in_locale(encoding, *command, **options):
-    """A Python command where Python takes `encoding` from the locale, run to its end."""
-    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, **options)
-
-
 @pytest.mark.parametrize("command", ["main.py", "-m experiments.table3_variations", "-m experiments.sweep"])
 def test_help_is_printed_in_every_locale(command):
-    done = in_locale("latin-1", *command.split(), "--help")
+    environment = os.environ | {"PYTHONIOENCODING": "latin-1", "PYTHONPATH": str(ROOT)}
+    arguments = [sys.executable, *command.split(), "--help"]
+    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr
     assert any(symbol in done.stdout.decode("utf-8") for symbol in "…α→")
 
 
-def test_translations_are_utf8_in_every_locale(run):
-    command = ("main.py", "--mode=translate", f"--workdir={run}", "--output_format=jsonl")
-    found = [in_locale(encoding, *command, input="für „uns“\n".encode()) for encoding in ("utf-8", "latin-1")]
-    assert [done.returncode for done in found] == [0, 0], found
-    assert found[0].stdout == found[1].stdout and "für „uns“" in found[0].stdout.decode("utf-8")
+def test_translations_are_utf8_in_every_locale(command, run, latin_1_process):
+    source = "für „uns“"
+    arguments = ("--mode=translate", f"--workdir={run}", "--output_format=jsonl")
+    code, output, _ = command(*arguments, stdin=f"{source}\n".encode())
+    found, expected = json.loads(latin_1_process[0].stdout.decode("utf-8")), json.loads(output)
+    assert code == 0 and found["source"] == expected["source"] == source
+    assert [h["text"] for h in found["hypotheses"]] == [h["text"] for h in expected["hypotheses"]]
 
 
 def test_closed_standard_input_is_refused_in_one_line(run):
