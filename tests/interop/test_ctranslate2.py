@@ -17,10 +17,11 @@ from tests.runs import tiny_config
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 
-VARIANTS = [{}, {"norm": "pre"}, {"positions": "t2t"}, {"positions": "learned"}, {"share_embeddings": False},
-            {"attention_bias": True, "layer_norm_epsilon": 1e-3}, {"activation": "gelu"},
-            {"activation": "swish", "logits_bias": True},
-            {"d_model": 15, "num_heads": 3, "d_k": 5, "d_v": 5, "d_ff": 7, "positions": "learned"},
+ONE = {"num_layers": 1}
+VARIANTS = [{}, ONE | {"norm": "pre"}, ONE | {"positions": "t2t"}, ONE | {"positions": "learned"},
+            ONE | {"share_embeddings": False}, ONE | {"attention_bias": True, "layer_norm_epsilon": 1e-3},
+            ONE | {"activation": "gelu"}, ONE | {"activation": "swish", "logits_bias": True},
+            ONE | {"d_model": 15, "num_heads": 3, "d_k": 5, "d_v": 5, "d_ff": 7, "positions": "learned"},
             {"norm": "pre", "positions": "learned", "share_embeddings": False, "attention_bias": True,
              "logits_bias": True}]  # fmt: skip
 
@@ -74,6 +75,7 @@ def test_with_separate_vocabularies_score_batch_is_our_score(separate):
 
 def test_with_separate_vocabularies_and_all_else_score_batch_is_our_score(tmp_path):
     changes = {"norm": "pre", "positions": "learned", "attention_bias": True, "logits_bias": True, "activation": "gelu"}
+    changes |= ONE
     assert_scores_are_ours(*exported_with_separate_vocabularies(tmp_path, num_heads=2, d_k=8, d_v=8, **changes))
 
 
@@ -162,7 +164,7 @@ class Sloped(nn.Module):
 
 def test_a_position_encoding_of_ones_own_is_exported_with_its_parameters(tmp_path, monkeypatch):
     monkeypatch.setitem(POSITIONS, "sloped", lambda max_positions, d_model: Sloped(d_model))
-    run = models.random_run(tmp_path / "run", positions="sloped")
+    run = models.random_run(tmp_path / "run", num_layers=1, positions="sloped")
     pair = ("one two", "eins zwei")
     theirs, ours = export(run, tmp_path / "ct2"), t2t_jax.load(run)
     source, target = (pieces(ours.vocabularies.source, text) for text in pair)
@@ -171,7 +173,7 @@ def test_a_position_encoding_of_ones_own_is_exported_with_its_parameters(tmp_pat
 
 
 def test_positions_reach_beyond_the_longest_sentence(tmp_path):
-    run = models.random_run(tmp_path / "run")
+    run = models.random_run(tmp_path / "run", num_layers=1)
     theirs, ours = export(run, tmp_path / "ct2"), t2t_jax.load(run)
     tokenizer = ours.vocabularies.source
     source = " ".join(["one two"] * 300)
@@ -182,7 +184,7 @@ def test_positions_reach_beyond_the_longest_sentence(tmp_path):
 
 
 def test_the_folder_holds_the_vocabulary_and_its_sentencepiece_model(tmp_path):
-    run = models.random_run(tmp_path / "run")
+    run = models.random_run(tmp_path / "run", num_layers=1)
     export(run, tmp_path / "ct2")
     tokenizer = restore(run).vocabularies.target
     assert_reads_as(tmp_path / "ct2/vocab.model", tokenizer)

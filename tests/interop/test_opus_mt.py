@@ -158,10 +158,11 @@ def test_greedy_translations_are_those_of_transformers(published):
     model = transformers.MarianMTModel.from_pretrained(folder).eval()
     tokenizer = transformers.MarianTokenizer.from_pretrained(folder)
     options = {"beam_size": 1, "alpha": 0.0, "min_length": 0, "max_extra_length": 12}
-    ours = [best for best, *_ in t2t_jax.load(run).translate(SENTENCES, **options)]
+    sentences = SENTENCES[-25:]
+    ours = [best for best, *_ in t2t_jax.load(run).translate(sentences, **options)]
     assert len({tuple(best.tokens) for best in ours}) > 5
     generated = model.generate(
-        **tokenizer(SENTENCES, padding=True, return_tensors="pt"), num_beams=1, max_new_tokens=12
+        **tokenizer(sentences, padding=True, return_tensors="pt"), num_beams=1, max_new_tokens=12
     )
     for ids, best in zip(generated.tolist(), ours, strict=True):
         theirs = tokenizer.convert_ids_to_tokens(ids[1 : ids.index(tokenizer.eos_token_id) + 1])
@@ -172,7 +173,8 @@ def test_greedy_translations_are_those_of_transformers(published):
 @pytest.mark.parametrize("published", ["opus-mt", "separate embeddings"], indirect=True)
 def test_the_folder_works_like_a_run(published, tmp_path, capsys, monkeypatch):
     folder, run = published
-    expected, found = (t2t_jax.load(path).translate(SENTENCES[:3], beam_size=2) for path in (run, folder))
+    options = {"beam_size": 2, "max_extra_length": 4}
+    expected, found = (t2t_jax.load(path).translate(SENTENCES[:3], **options) for path in (run, folder))
     assert found == expected
     command, files = ["main.py", f"--workdir={folder}"], sorted(path.name for path in folder.iterdir())
     with monkeypatch.context() as patch:
@@ -186,6 +188,7 @@ def test_the_folder_works_like_a_run(published, tmp_path, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["num_tokens"] > 1
     assert main.main([*command, "--mode=export", "--format=ctranslate2", f"--output={tmp_path}/ct2"]) == 0
     evaluate = [*command, "--mode=evaluate", f"--source={tmp_path}/en", f"--reference={tmp_path}/de"]
+    evaluate += [f"--{name}={value}" for name, value in options.items()]
     assert main.main([*evaluate, f"--output={tmp_path}/scores.json"]) == 0
     assert json.loads(capsys.readouterr().out)["sentences"] == 1
     assert str(folder) in json.loads((tmp_path / "scores.json").read_text())["checkpoints"]
