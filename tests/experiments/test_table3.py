@@ -380,9 +380,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "5bcaa35d2224c7dbd5ead2e5c554f7d603a30329787846d93c15f72cc0d1b632",
-    (True, "latex"): "061f903c6d9ee2f9626ce9849a1324391a37b1a40a37f3736e20e37bf96d1398",
-    (True, "csv"): "b10c914cd9632e0e7c01dd15042ff3e1ffc72fb565b41e74cf23c8f3db1d1cef",
+    (True, "markdown"): "bb6fef8c55f3af6b48b5f1c14499a069e15c2371522670662795ba7240b0ea63",
+    (True, "latex"): "0cca770fde7bb0a864d22e500c4411cf56e23b3ddd9613b72ea67b808211847b",
+    (True, "csv"): "81d7cf0f144521197c57b94ba431e58346cd2be61a79c221f644a995f8708e3a",
 }
 
 
