@@ -24,15 +24,18 @@ def all_shapes():
         yield
 
 
-@pytest.fixture(scope="package")
-def translator(tmp_path_factory):
+def random_translator(folder, num_layers):
     """A random model with sharpened probabilities, so that hypotheses differ by more than rounding."""
-    folder = tmp_path_factory.mktemp("vocabulary")
     (folder / "vocab.model").write_bytes(
         train_vocabulary([side for pair in toy_corpus.pairs(300, 0) for side in pair], 340)
     )
     vocabularies = Vocabularies.open(folder)
-    model = Transformer(dataclasses.replace(tiny.CONFIG, num_layers=1, **vocabularies.sizes))
+    model = Transformer(dataclasses.replace(tiny.CONFIG, num_layers=num_layers, **vocabularies.sizes))
     variables = tiny.sharp_variables(model, seed=2)
     mesh = sharding.make_mesh(jax.devices()[:1])
     return Translator(Ensemble((model,), (variables["params"],)), vocabularies, max_length=256, mesh=mesh)
+
+
+@pytest.fixture(scope="package")
+def translator(tmp_path_factory):
+    return random_translator(tmp_path_factory.mktemp("vocabulary"), num_layers=1)

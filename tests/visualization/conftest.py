@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from tests.decoding.conftest import translator  # noqa: F401  (a fixture)
+from tests.decoding.conftest import random_translator
 
 _FLAGS = (
     "--headless=new",
@@ -10,6 +10,12 @@ _FLAGS = (
     "--disable-dev-shm-usage",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )
+
+
+@pytest.fixture(scope="package")
+def translator(tmp_path_factory):
+    """Of two layers, as pages and figures show them one by one."""
+    return random_translator(tmp_path_factory.mktemp("vocabulary"), num_layers=2)
 
 
 @pytest.fixture(scope="module")
