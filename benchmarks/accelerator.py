@@ -53,7 +53,7 @@ from benchmarks.training_systems import (
     write_initial,
 )
 from experiments import paper
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import exit_code_of
 from t2t_jax.files import write_json
 

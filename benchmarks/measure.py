@@ -19,7 +19,7 @@ from unittest import mock
 
 from ml_collections import ConfigDict
 
-from t2t_jax import command_line
+from t2t_jax.argument_parser import argument_parser as plain_parser
 from t2t_jax.files import write_json
 from t2t_jax.provenance import code_version, cpu_name
 
@@ -28,7 +28,7 @@ _REST_SECONDS = 0.3  # before a measurement, until the threads of the previous s
 
 def argument_parser(module: str, description: str) -> argparse.ArgumentParser:
     """The parser of a benchmark, with --output, the path for `write`."""
-    parser = command_line.argument_parser(module, description)
+    parser = plain_parser(module, description)
     parser.add_argument("--output", help="where to write the numbers as JSON")
     return parser
 

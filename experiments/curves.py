@@ -20,7 +20,7 @@ from experiments import paper
 from experiments.figure_file import figure_file, save
 from experiments.json_types import is_number
 from experiments.sweep.plan import CONFIGS, parse_config
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.run_folder import RunFolder

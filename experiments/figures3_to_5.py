@@ -19,7 +19,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 import t2t_jax
-from t2t_jax.command_line import argument_parser, checkpoint
+from t2t_jax.argument_parser import argument_parser
+from t2t_jax.command_line import checkpoint
 from t2t_jax.decoding.attention_maps import AttentionMap
 from t2t_jax.errors import InputError, exit_code_of
 from t2t_jax.files import expanded

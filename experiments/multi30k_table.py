@@ -17,7 +17,7 @@ from configs import multi30k_ende, multi30k_enfr
 from experiments.conditions import conditions
 from experiments.records import Record, check_seeds, fields_of, load, need_scores
 from experiments.tables import FORMATS, print_notes, render
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 
 CONFIGS = {"multi30k_ende": multi30k_ende, "multi30k_enfr": multi30k_enfr}

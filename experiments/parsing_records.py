@@ -16,7 +16,7 @@ from typing import Any
 from experiments import records
 from experiments.json_types import BOOLEAN, INTEGER, LIST, NUMBER, OBJECT, TEXT, check_names, check_types
 from experiments.records import Record
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.files import existing_file, read_object
 from t2t_jax.run_folder import RunFolder

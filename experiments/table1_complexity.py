@@ -36,7 +36,7 @@ from jaxtyping import Array, Bool, Float
 from experiments.figure_file import figure_file, save
 from experiments.table1_layers import LAYERS, Formula, Layer, Parameters, Sizes, init_parameters
 from experiments.tables import print_notes, render
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 
 SCALES = (1, 2, 4, 8)

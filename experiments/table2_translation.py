@@ -26,7 +26,7 @@ from experiments import paper
 from experiments.conditions import conditions
 from experiments.records import Record, fields_of, load, need_scores, training_seconds
 from experiments.tables import FORMATS, power_of_ten, print_notes, render
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 
 HEADER = ("model", "BLEU EN-DE", "BLEU EN-FR", "FLOPs EN-DE, capacity × time", "FLOPs EN-FR, capacity × time",

@@ -26,7 +26,7 @@ from experiments.sweep.plan import CONFIGS
 from experiments.table3_figure import draw
 from experiments.table3_rows import MEASURED, SCORES, SETTINGS, SIGNIFICANCE_LEVEL, Row, Table, correlation, make_table
 from experiments.tables import FORMATS, print_notes, render
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import exit_code_of
 
 HEADINGS = {"num_layers": "N", "d_model": "d_model", "d_ff": "d_ff", "num_heads": "h", "d_k": "d_k", "d_v": "d_v",

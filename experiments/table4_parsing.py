@@ -21,7 +21,7 @@ from experiments.conditions import conditions
 from experiments.parsing_records import parsing_record_of, read_parsing_record
 from experiments.records import Record, fields_of, load
 from experiments.tables import FORMATS, print_notes, render
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
 
 HEADER = ("parser", "training", "WSJ 23 F1", "other test set", "F1 there", "precision", "recall", "exact match",

@@ -1,9 +1,5 @@
-"""Parses the command line: the config and its fields, presets, checkpoints and steps; each mistake in one line.
+"""Parses the command line: the config and its fields, presets, checkpoints and steps; each mistake in one line."""
 
-`main.py` has flags of absl; the other programs, `python -m MODULE`, have an `argument_parser`.
-"""
-
-import argparse
 import difflib
 import functools
 import importlib
@@ -21,13 +17,6 @@ from t2t_jax.errors import InputError, choice, on_one_line
 from t2t_jax.files import flat
 
 flags.disclaim_key_flags()  # --help lists --config among the flags of the script that calls define_config
-
-
-def argument_parser(module: str, description: str) -> argparse.ArgumentParser:
-    """The parser of `python -m MODULE`; `description` is the module's docstring, which --help shows as written."""
-    return argparse.ArgumentParser(
-        prog=f"python -m {module}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
 
 
 def define_config(argv: list[str]) -> flags.FlagValues:

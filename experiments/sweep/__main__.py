@@ -41,7 +41,7 @@ from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trial_process import POLL_SECONDS, shell_exit_code, signal_on_parent_death
 from experiments.sweep.trials import FAILED, INTERRUPTED, MAIN, REFUSED, RUNNING, WAITING, Trial
 from t2t_jax import signals, slurm
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import InputError, InterruptedRun, exit_code_of
 from t2t_jax.files import is_url, try_lock
 

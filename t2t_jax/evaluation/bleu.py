@@ -27,7 +27,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.data.languages import base_language
 from t2t_jax.data.plain_text import WITHOUT_SPACES
 from t2t_jax.errors import InputError, exit_code_of

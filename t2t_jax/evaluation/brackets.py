@@ -32,7 +32,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import InputError, exit_code_of, shown
 from t2t_jax.files import read_text
 

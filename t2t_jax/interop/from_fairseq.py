@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.data.task import JOINT_FILE
 from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, read_model
 from t2t_jax.errors import InputError, shown

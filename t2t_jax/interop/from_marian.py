@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t2t_jax.command_line import argument_parser
+from t2t_jax.argument_parser import argument_parser
 from t2t_jax.data.task import JOINT_FILE, SOURCE_FILE, TARGET_FILE
 from t2t_jax.data.tokenizer import LANGUAGE_CODE, PAD, read_model
 from t2t_jax.errors import InputError, shown
