@@ -155,7 +155,7 @@ FLAGS_OF = {
     "prepare": ("config", "preset", "launcher", "slurm"),
     "evaluate": ("workdir", "step", "split", "source", "reference", "output", "dtype", "min_length", *_DECODE),
     "translate": ("workdir", "step", "output_format", "sample", *_DECODE, *_SEARCH, *_SAMPLING),
-    "backtranslate": (*("workdir", "step", "source", "output", "tag", "sample", "seed", "dtype"), *_DECODE, *_SAMPLING),
+    "backtranslate": ("workdir", "step", "source", "output", "tag", "sample", "seed", "dtype", *_DECODE, *_SAMPLING),
     "score": ("workdir", "step", "source", "target", "dtype"),
     "average": ("workdir", "last", "steps"),
     "export": ("workdir", "step", "format", "output"),

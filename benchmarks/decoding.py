@@ -97,7 +97,11 @@ def their_systems(start: Callable[..., Any], run: Path, *arguments: Any) -> list
     return [
         measure.System(
             f"CTranslate2 {compute_type}, {workers} × {cores // workers}",
-            *(start, export(run), compute_type, workers, *arguments),
+            start,
+            export(run),
+            compute_type,
+            workers,
+            *arguments,
         )
         for compute_type in ("float32", "int8")
         for workers in sorted({1, cores})

@@ -144,8 +144,9 @@ def check(records: Sequence[Record]) -> str:
     """Returns the name of the headline score. Refuses records that do not make one table: of different headlines."""
     names = set()
     for record in records:
-        names.add(name := headline(record["dev"], where_of(record, "dev")).name)
-        need_scores(record, "dev", ["perplexity", *["signature", "sentences"] * (name == SACREBLEU)])
+        name = headline(record["dev"], where_of(record, "dev")).name
+        need_scores(record, "dev", ("perplexity", "signature", "sentences") if name == SACREBLEU else ("perplexity",))
+        names.add(name)
     if len(names) > 1:
         raise InputError(f"records: the headline scores are {' and '.join(sorted(names))}; give records of one task")
     return names.pop() if names else SACREBLEU
