@@ -7,6 +7,8 @@ folder of records (experiments/parsing_records.py). The column "WSJ 23 F1" holds
 section 23 of the Wall Street Journal (data.corpus=penn_treebank). Scores on any other trees stand in columns of their
 own, with the name of the treebank, and are not comparable with the paper's.
 
+Where several runs have one number of layers and one training set, their rows say which run they are of.
+
 "Decoding" is constrained, for grammar-constrained beam search, or repaired, where invalid outputs become trees by
 repair; "invalid" is the share of outputs that were not a tree over the words of the sentence before repair.
 """
@@ -30,10 +32,24 @@ EXPERIMENTS = {paper.WSJ_ONLY: parsing_wsj, paper.SEMI_SUPERVISED: parsing_semi}
 _WSJ_CORPUS, _WSJ_PART = "penn_treebank", "wsj"
 
 
-def parser_name(record: Record) -> str:
-    """The paper's name of the model, with our number of layers."""
+def parser_name(record: Record, records: Sequence[Record]) -> str:
+    """The paper's name of the model, with our number of layers; and the run, if `records` has others of this name."""
+    namesakes = {_run(other) for other in records if _model_and_training(other) == _model_and_training(record)}
+    row, seed = _run(record)
+    return _model_name(record) + (f", {row}, seed {seed}" if len(namesakes) > 1 else "")
+
+
+def _model_name(record: Record) -> str:
     layers = record["config"]["model.num_layers"]
     return f"Transformer ({layers} layer{'s' * (layers > 1)}), ours"
+
+
+def _model_and_training(record: Record) -> tuple[str, str]:
+    return _model_name(record), training_name(record)
+
+
+def _run(record: Record) -> tuple[str, int]:
+    return record["row"], record["seed"]
 
 
 def training_name(record: Record) -> str:
@@ -94,14 +110,14 @@ def table(records: Sequence[Record]) -> list[list[str]]:
     for setting, ours in by_setting(records).items():
         if setting and not ours:
             rows.append(["Transformer (4 layers), ours", setting, "", *empty])
-        rows += [_row(record) for record in ours]
+        rows += [_row(parser_name(record, records), record) for record in ours]
     return rows
 
 
-def _row(record: Record) -> list[str]:
+def _row(name: str, record: Record) -> list[str]:
     f1, elsewhere = f"{record['f1']:.2f}", test_set(record)
     return [
-        parser_name(record),
+        name,
         training_name(record),
         *(["", elsewhere, f1] if elsewhere else [f1, "", ""]),
         *(f"{record[name]:.2f}" for name in ("precision", "recall", "exact_match")),
@@ -123,7 +139,8 @@ def notes(records: Sequence[Record]) -> list[str]:
         return []
     rules = "Ours: labelled brackets by EVALB's rules with COLLINS.prm, part-of-speech tags from the gold trees."
     ours = [record for group in by_setting(records).values() for record in group]
-    return [rules, *(f"{parser_name(r)}, {training_name(r)}, {decoding_name(r)}: {_conditions(r)}" for r in ours)]
+    names = [", ".join([parser_name(r, records), training_name(r), decoding_name(r)]) for r in ours]
+    return [rules, *(f"{name}: {_conditions(record)}" for name, record in zip(names, ours, strict=True))]
 
 
 def _conditions(record: Record) -> str:

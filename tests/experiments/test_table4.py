@@ -273,6 +273,16 @@ def test_notes_compare_a_run_with_the_config_of_its_setting(tmp_path):
     assert "departs" not in note and "25,095 training trees of wsj:10,mine.mrg" in note
 
 
+def test_runs_of_one_size_and_training_set_are_told_apart_by_row_and_seed(tmp_path):
+    runs = [parsing_run(tmp_path / f"{row}/seed_{seed}", seed=seed) for row, seed in [("deep", 0), ("deep", 1)]]
+    records = [*map(parsing_record_of, runs), parsing_record_of(stored_evaluation(runs[1]))]
+    names = [f"Transformer (3 layers), ours, deep, seed {seed}" for seed in (0, 1, 1)]
+    assert [row[0] for row in table(records)[-3:]] == names
+    assert [note.startswith(name) for note, name in zip(notes(records)[1:], names, strict=True)] == [True] * 3
+    alone = records[1:]  # both evaluations are of one run
+    assert [row[0] for row in table(alone)[-2:]] == ["Transformer (3 layers), ours"] * 2
+
+
 def test_a_ready_vocabulary_and_tags_as_targets_are_noted(tmp_path):
     for config in (craft_config(), parsing_wsj.get_config()):
         config.data.task, config.data.vocabulary = "parsing_with_tags", "/data/ready.model"
