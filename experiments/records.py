@@ -108,14 +108,22 @@ def need_scores(record: Record, split: str, fields: Iterable[str]) -> None:
 
 def check_seeds(records: Sequence[Record]) -> None:
     """Refuses records of one row that are not its seeds: one twice, or with another config or other steps."""
-    first, seen = records[0], set()
-    for record in records:
+    for number, record in enumerate(records):
         name = f"records: {record['row']}, seed {record['seed']}"
-        if record["seed"] in seen:
-            raise InputError(f"{name} is there twice; remove one")
-        seen.add(record["seed"])
-        if changes(record["config"], first["config"]) or record["steps"] != first["steps"]:
-            raise InputError(f"{name} and seed {first['seed']} differ in config or steps; one row has one of each")
+        for earlier in records[:number]:  # with each: an older one may lack the field that two others differ in
+            if record["seed"] == earlier["seed"]:
+                raise InputError(f"{name} is there twice; remove one")
+            found, expected = trained_config(record), trained_config(earlier)
+            for field, value in changes(found, expected).items():
+                raise InputError(
+                    f"{name} and seed {earlier['seed']} differ in config or steps: {field} is {shown(value)} and "
+                    f"{shown(expected[field])}; one row has one of each"
+                )
+
+
+def trained_config(record: Record) -> dict[str, Any]:
+    """{'SECTION.FIELD': value} of a run, with the steps that it was trained for."""
+    return record["config"] | {"train.train_steps": record["steps"]}
 
 
 def where_of(record: Record, split: str) -> str:
@@ -246,19 +254,22 @@ def read_fields(path: str | Path, fields: Iterable[str], hint: str) -> Record:
     return record
 
 
-def read_records(folder: str | Path, read: Reader = read_record) -> list[Record]:
-    """All records of a folder, sorted by file name."""
-    return [read(path) for path in sorted(_existing(folder, "records").glob("*.json"))]
+def read_records(
+    folder: str | Path, read: Reader = read_record, wanted: str = "a folder that experiments.records wrote"
+) -> list[Record]:
+    """All records of a folder, sorted by file name; refuses a folder without any and says what is `wanted`."""
+    paths = sorted(_existing(folder, "records").glob("*.json"))
+    if not paths:
+        raise InputError(f"record: no *.json in {folder}; give {wanted}")
+    return [read(path) for path in paths]
 
 
 def load(path: str, of_run: Reader = record_of, read: Reader = read_record) -> list[Record]:
     """The records of one command-line argument: of a run folder, of a file, or of a folder of records."""
     if not Path(path).is_dir():
         return [read(path)]
-    found = [of_run(path)] if is_run(path) else read_records(path, read)
-    if not found:
-        raise InputError(f"record: no *.json in {path}; give a run folder, a record or a folder of records")
-    return found
+    wanted = "a run folder, a record or a folder of records"
+    return [of_run(path)] if is_run(path) else read_records(path, read, wanted)
 
 
 def is_run(folder: str | Path) -> bool:

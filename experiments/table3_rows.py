@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments import paper
-from experiments.records import BASE, Record, changes, check_seeds, fields_of, need_scores, where_of
+from experiments.records import BASE, Record, changes, check_seeds, fields_of, need_scores, trained_config, where_of
 from experiments.scores import SACREBLEU, headline
 from experiments.sweep.plan import CONFIGS, parse_config, row_files
 from t2t_jax.errors import InputError, choice
@@ -208,7 +208,7 @@ def _fields_with_several_values(configs: Sequence[dict[str, Any]]) -> set[str]:
 
 def _trained_config(records: list[Record]) -> dict[str, Any]:
     """{'SECTION.FIELD': value} of the runs of a row; empty without records."""
-    return records[0]["config"] | {"train.train_steps": records[0]["steps"]} if records else {}
+    return trained_config(records[0]) if records else {}
 
 
 def _read_config(file: Path) -> dict[str, Any]:

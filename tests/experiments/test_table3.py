@@ -326,15 +326,21 @@ def test_records_that_do_not_make_one_table_are_refused(tmp_path, capsys):
     other_steps = trained("a_h1", seed=1, steps=7)
     averaged = trained("a_h1", averaged_steps=[1, 2])
     run_folder(tmp_path / "run")
+    older, *newer = [trained("a_h1", seed=seed) for seed in range(3)]
+    del older["config"]["model.activation"]  # as in records of earlier versions
+    newer[1]["config"]["model.activation"] = "gelu"
     write_records(tmp_path / "twice", [trained("a_h1")])
     (tmp_path / "twice/copy.json").write_text((tmp_path / "twice/a_h1_seed_0.json").read_text())
     for arguments, message in [
         ([records(tmp_path / "a", trained("a_h1"), other_steps)], "a_h1, seed 1 and seed 0 differ in config or steps"),
+        ([records(tmp_path / "d", older, *newer)],
+         "seed 2 and seed 1 differ in config or steps: model.activation is 'gelu' and 'relu'; one row"),
         ([records(tmp_path / "b", averaged)], "a_h1, seed 0 is an average of 2 checkpoints; Table 3 takes the last"),
         ([records(tmp_path / "c", trained("a_h1"), trained("base", dev__headline="f1", dev__f1=0.5))],
          "records: the headline scores are f1 and sacrebleu; give records of one task"),
         ([f"--records={tmp_path / 'twice'}"], "a_h1, seed 0 is there twice"),
         ([f"--records={tmp_path / 'absent'}"], "records: no folder"),
+        ([f"--records={tmp_path}"], "; give a folder that experiments.records wrote"),
         ([f"--workdir={tmp_path / 'absent'}"], "workdir: no folder"),
         ([f"--workdir={tmp_path / 'run'}"], f"workdir: no finished trial, ROW/seed_N, in {tmp_path / 'run'}; give"),
         ([f"--configs={tmp_path / 'absent'}"], "absent: not a folder of configs"),
