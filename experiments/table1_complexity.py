@@ -258,7 +258,7 @@ def cells(record: dict[str, Any]) -> dict[str, str]:
         "multiply-adds counted": f"{record['multiply_adds']:,}",
         "exponents of n d k r in the formula": exponents_of("formula"),
         "in the count": exponents_of("counted"),
-        "of n in the time": f"{record['time_exponent_n']:.2f}",
+        "of n in the time": f"{record['time_exponent_n']:z.2f}",
         "sequential operations": f"{record['sequential']} = {record['sequential_value']:,}",
         "counted": f"{record['sequential_counted']:,}",
         "maximum path": f"{record['path']} = {record['path_value']:,.4g}",

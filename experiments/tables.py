@@ -10,6 +10,7 @@ FORMATS = ("markdown", "latex", "csv")
 
 _LATEX = {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{", "}": r"\}",
           "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+          "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}",  # dashes and ¡ ¿ in LaTeX's default encoding
           "×": r"$\times$", "±": r"$\pm$", "→": r"$\to$", "−": "$-$", "ε": r"$\varepsilon$", "α": r"$\alpha$",
           "≤": r"$\leq$", "³": "$^3$", "⁶": "$^6$"}  # fmt: skip
 _SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹"

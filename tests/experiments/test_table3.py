@@ -387,7 +387,7 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
     (True, "markdown"): "bb6fef8c55f3af6b48b5f1c14499a069e15c2371522670662795ba7240b0ea63",
-    (True, "latex"): "0cca770fde7bb0a864d22e500c4411cf56e23b3ddd9613b72ea67b808211847b",
+    (True, "latex"): "21513c6cbb4bec08b1ea2b902427ec51698a09e55da83c7ca23f8db72a67c9bb",
     (True, "csv"): "81d7cf0f144521197c57b94ba431e58346cd2be61a79c221f644a995f8708e3a",
 }
 

@@ -308,7 +308,7 @@ def test_markdown_and_latex_escape_what_file_names_may_hold(tmp_path, capsys):
     assert len(re.findall(r"(?<!\\)\|", row)) == len(HEADER) + 1
     assert table4_parsing.main([run, "--format=latex"]) == 0
     out = capsys.readouterr().out
-    assert r"a|b\_\{c\}\$\textasciitilde{}\textasciicircum{}\textbackslash{}\&.mrg, 25,095 trees & " in out
+    assert r"a\textbar{}b\_\{c\}\$\textasciitilde{}\textasciicircum{}\textbackslash{}\&.mrg, 25,095 trees & " in out
     assert r"Vinyals \& Kaiser et al. (2014) [37] & WSJ only, discriminative & 88.3" in out and r"$\alpha$ 0.3" in out
 
 
