@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from experiments import paper
 from experiments.figure_file import figure_file, save
 from experiments.json_types import is_number
@@ -33,6 +35,7 @@ PRINTED = {DEV_PERPLEXITY: "perplexity", "dev_bleu": "bleu"}  # what Table 3 has
 _LARGEST_NLL = 600  # nats per subword, of which exp is still a number that can be drawn
 _LONGEST_NAME = 40  # characters
 _COLUMNS, _PANEL_INCHES, _DOTS_PER_INCH = 3, (3.7, 2.8), 150
+_LONGEST_LEGEND, _LEGEND_LINE_INCHES = 12, 0.2  # lines that fit into a panel, the height of one
 
 
 class Panel(NamedTuple):
@@ -141,20 +144,22 @@ def names(folders: Sequence[str]) -> list[str]:
 
 
 def figure(runs: Sequence[Curves]) -> Any:
-    """The panels of all runs and, in the last place, the legend."""
+    """The panels of all runs and, in the last place or, if it is too long for that, under them, the legend."""
     from matplotlib.figure import Figure  # half a second
 
-    shown = panels(sorted({field for run in runs for field in run.values}))
-    rows = -(-(len(shown) + 1) // _COLUMNS)
+    shown, colours = panels(sorted({field for run in runs for field in run.values})), head_colours(len(runs))
+    handles = _legend_handles(runs, colours)
+    lines = [1 + handle.get_label().count("\n") for handle in handles]
+    is_long = sum(lines) > _LONGEST_LEGEND
     width, height = _PANEL_INCHES
-    made = Figure(figsize=(_COLUMNS * width, rows * height), layout="constrained")
-    *places, last = made.subplots(rows, _COLUMNS).flat
-    for axes in places[len(shown) :]:
-        axes.set_axis_off()
-    colours = head_colours(len(runs))
-    for axes, panel in zip(places, shown, strict=False):
-        draw(axes, panel, runs, colours)
-    _draw_legend(last, runs, colours)
+    heights = [height] * -(-(len(shown) + (not is_long)) // _COLUMNS)
+    if is_long:
+        heights.append(_LEGEND_LINE_INCHES * (1 + max(map(sum, np.array_split(lines, _COLUMNS)))))
+    made = Figure(figsize=(_COLUMNS * width, sum(heights)), layout="constrained")
+    grid = made.add_gridspec(len(heights), _COLUMNS, height_ratios=heights)
+    for number, panel in enumerate(shown):
+        draw(made.add_subplot(grid[number // _COLUMNS, number % _COLUMNS]), panel, runs, colours)
+    _draw_legend(made.add_subplot(grid[-1, slice(None) if is_long else -1]), handles, _COLUMNS if is_long else 1)
     return made
 
 
@@ -218,10 +223,9 @@ def _set_scale(axes: Any, panel: Panel, runs: Sequence[Curves]) -> None:
         axes.ticklabel_format(axis="y", scilimits=(-3, 6), useMathText=True)
 
 
-def _draw_legend(axes: Any, runs: Sequence[Curves], colours: Sequence[str]) -> None:
+def _legend_handles(runs: Sequence[Curves], colours: Sequence[str]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    axes.set_axis_off()
     handles = [Line2D([], [], color=colour, label=run.name) for run, colour in zip(runs, colours, strict=True)]
     logged = {field for run in runs for field in run.fields}
     if any(not field.startswith(DEV) for field in logged):
@@ -235,7 +239,12 @@ def _draw_legend(axes: Any, runs: Sequence[Curves], colours: Sequence[str]) -> N
         scores = f"perplexity {printed['perplexity']:.2f}, tokenised BLEU {printed['bleu']}"
         label = f"paper, {row}, after {paper.train_steps(row):,} steps:\n{scores}"
         handles.append(Line2D([], [], **_PAPER_STYLE, color=colour, label=label))
-    legend = axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=min(9, 150 / len(handles)))
+    return handles
+
+
+def _draw_legend(axes: Any, handles: Sequence[Any], columns: int) -> None:
+    axes.set_axis_off()
+    legend = axes.legend(handles=handles, loc="upper left", frameon=False, fontsize=9, ncols=columns)
     for text in legend.get_texts():
         text.set_parse_math(False)
 

@@ -72,6 +72,19 @@ def test_each_run_has_a_colour_of_its_own_and_its_name_in_the_legend(tmp_path):
     assert len({colour for colour, _, _ in lines[LOSS]}) == 23 and len(legend) == 24
 
 
+@pytest.mark.parametrize("count", [4, 30])
+def test_the_legend_lies_within_the_figure_and_covers_no_panel(tmp_path, count):
+    rows = [importlib.import_module(f"configs.table3.{row}").get_config() for row in ("base", "c_n2", "c_n4")]
+    folders = [logged(tmp_path / f"row/seed_{n}", rows[n % 3]) for n in range(count)]
+    made = curves.figure([curves.read(str(folder), folder.name) for folder in folders])
+    made.draw_without_rendering()
+    *panels, last = made.axes
+    legend, whole = last.get_legend().get_window_extent(), made.bbox
+    assert whole.x0 <= legend.x0 and legend.x1 <= whole.x1 and whole.y0 <= legend.y0 and legend.y1 <= whole.y1
+    assert not any(legend.overlaps(axes.get_tightbbox()) for axes in panels if axes.get_title())
+    assert all(text.get_size() == 9 for text in last.get_legend().get_texts())
+
+
 @pytest.mark.parametrize(("row", "config"), [("base", "base_ende"), ("big", "big_ende"), ("c_n2", "table3.c_n2")])
 def test_a_run_of_a_row_of_table_3_has_the_papers_values_beside_its_own(tmp_path, row, config):
     config = importlib.import_module(f"configs.{config}").get_config()
