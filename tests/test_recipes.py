@@ -132,6 +132,24 @@ def test_an_attention_variant_that_depends_on_indices_is_refused(tmp_path, monke
             train(tiny_config(tmp_path, model__attention="variant"), str(tmp_path / "run"))
 
 
+def test_an_attention_variant_that_needs_an_allowed_key_is_refused(tmp_path, monkeypatch):
+    """Scores masked with −∞, a sum of weights as divisor: NaN in rows of padding, in the gradient at least."""
+
+    def infinite(query, key, value, mask, dropout=lambda weights: weights):
+        scores = jnp.where(mask, jnp.einsum("bhtk,bhks->bhts", query, key), -jnp.inf)
+        return jnp.einsum("bhts,bhsv->bhtv", dropout(jax.nn.softmax(scores)), value)
+
+    def sigmoid(query, key, value, mask, dropout=lambda weights: weights):
+        weights = jax.nn.sigmoid(jnp.einsum("bhtk,bhks->bhts", query, key)) * mask
+        total = weights.sum(axis=-1, keepdims=True)
+        return jnp.einsum("bhts,bhsv->bhtv", dropout(jnp.where(total > 0, weights / total, 0)), value)
+
+    for variant in (infinite, sigmoid):
+        monkeypatch.setitem(ATTENTIONS, "variant", variant)
+        with pytest.raises(InputError, match="model.attention=variant: .* where a query may attend to no key"):
+            train(tiny_config(tmp_path, model__attention="variant"), str(tmp_path / "run"))
+
+
 def test_an_optimiser(tmp_path, monkeypatch):
     """Adafactor, whose state has the names of the parameters and other shapes."""
     adafactor = lambda fields, rate: optax.adafactor(rate, min_dim_size_to_factor=8)

@@ -90,9 +90,9 @@ ATTENTIONS = {"dot_product": scaled_dot_product_attention}
 
 
 def check_variant(name: str, num_heads: int, d_k: int, d_v: int) -> None:
-    """Refuses an entry of `ATTENTIONS` that depends on the order of the keys, or on keys that are masked.
+    """Refuses an entry of `ATTENTIONS` that depends on the order of the keys, on masked ones, or on one being allowed.
 
-    Its model would decode another function than the one that was trained.
+    Its model would decode another function than the one that was trained, or compute NaN in rows of padding.
     """
     queries, keys = 3, 6
     random = np.random.default_rng(0)
@@ -110,6 +110,12 @@ def check_variant(name: str, num_heads: int, d_k: int, d_v: int) -> None:
         raise InputError(
             f"model.attention={name}: depends on the indices of the keys or on masked ones, which in the KV cache "
             "are others than in training; make it a function of the allowed keys and values alone"
+        )
+    total = lambda *arrays: attend(*arrays, jnp.zeros_like(mask)).sum()
+    if not all(np.isfinite(x).all() for x in jax.tree.leaves(jax.value_and_grad(total, (0, 1, 2))(query, key, value))):
+        raise InputError(
+            f"model.attention={name}: it or its gradient is NaN or infinite where a query may attend to no key, as in "
+            "rows of padding; mask scores with MASKED_SCORE of t2t_jax/model/attention.py, not −∞, and divide by no 0"
         )
 
 
