@@ -16,6 +16,8 @@ _FULL_WIDTH_ENDS = ("。", "！", "？")  # in scripts without spaces
 _BOUNDARY = re.compile("(?:(?<![.!?…])[.!?…]++[\"'”’“»)\\]]*+ ++|(?<![。！？])[。！？]++[”’」』）]*+ *+)(?=\\S)")
 # Before a full stop that ends no sentence: a title, an initial, an abbreviation with full stops, an ordinal number.
 _ABBREVIATION = re.compile(r"(?:mrs?|ms|mme|dr|prof|st|hr|fr|nr|vs|\w|\w+\.[\w.]+|\d\d?)", re.IGNORECASE)
+_LANGUAGE_TAG = re.compile("<2[A-Za-z][^<>\\s]*>")  # the language code of Johnson et al. 2017
+_LONGEST_CODE = 16  # subwords, where the vocabulary does not have the code whole
 
 
 def cut(ids: Sequence[int], piece_of: Callable[[int], str], length: int) -> list[list[int]]:
@@ -56,8 +58,12 @@ def _ends_sentence(text: str, found: re.Match[str], has_capitals: bool) -> bool:
 
 
 def language_code(ids: Sequence[int], piece_of: Callable[[int], str]) -> list[int]:
-    """The subword that names the target language at the beginning of a source, such as >>fra<<, if there is one."""
-    return [ids[0]] if LANGUAGE_CODE.fullmatch(piece_of(ids[0]).strip(SPACE)) else []
+    """The subwords that name the target language at the beginning of a source, such as >>fra<< or <2fr>, if any do."""
+    beginnings = itertools.accumulate(piece_of(id) for id in ids[:_LONGEST_CODE])
+    for end, text in enumerate(beginnings, start=1):
+        if any(code.fullmatch(text.strip(SPACE)) for code in (LANGUAGE_CODE, _LANGUAGE_TAG)):
+            return list(ids[:end])
+    return []
 
 
 def _quality(before: str, after: str) -> int:

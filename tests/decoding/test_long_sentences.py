@@ -57,6 +57,15 @@ def test_each_part_begins_with_the_language_code_of_the_source():
     assert parts == [[CODE, ONE, TWO, STOP, EOS], [CODE, ONE, TWO, CODE, TWO, EOS]]
 
 
+@pytest.mark.parametrize("code", [["▁", ">>fra<<"], ["▁<", "2", "f", "r", ">"], ["▁<2fr>"], ["<2fr>▁"]])
+def test_a_language_code_of_any_vocabulary_is_repeated(code):
+    """A user-defined symbol of SentencePiece follows a space of its own; elsewhere the code is several subwords."""
+    pieces = [*PIECES, *code]
+    code = list(range(len(PIECES), len(pieces)))
+    parts = cut([*code, ONE, TWO, STOP, ONE, TWO, EOS], pieces.__getitem__, len(code) + 5)
+    assert parts == [[*code, ONE, TWO, STOP, EOS], [*code, ONE, TWO, EOS]]
+
+
 @pytest.fixture
 def short_limits(translator, monkeypatch):
     """The translator with short limits: it splits lines of more than 8 subwords into parts of at most 5."""
