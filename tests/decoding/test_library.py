@@ -37,6 +37,12 @@ def test_own_parameters_translate(page):
     assert hypothesis.num_tokens == len(hypothesis.tokens) > 0
 
 
+def test_the_pooled_states_of_a_sentence_do_not_depend_on_its_padding(page):
+    assert page["pooled"].shape == (2, page["trained"].model.config.d_model)
+    alone = page["encode"](page["trained"].params, jnp.array([page["ids"][1]])).mean(axis=1)
+    np.testing.assert_allclose(page["pooled"][1:], alone, atol=1e-5)
+
+
 def test_the_search_returns_the_log_probabilities_of_the_bigrams(page):
     log_probs = np.asarray(jax.nn.log_softmax(page["bigrams"]))
     found = page["found"]
