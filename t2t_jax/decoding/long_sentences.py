@@ -61,7 +61,10 @@ def language_code(ids: Sequence[int], piece_of: Callable[[int], str]) -> list[in
     """The subwords that name the target language at the beginning of a source, such as >>fra<< or <2fr>, if any do."""
     beginnings = itertools.accumulate(piece_of(id) for id in ids[:_LONGEST_CODE])
     for end, text in enumerate(beginnings, start=1):
-        if any(code.fullmatch(text.strip(SPACE)) for code in (LANGUAGE_CODE, _LANGUAGE_TAG)):
+        word = text.strip(SPACE)
+        if SPACE in word:
+            return []
+        if any(code.fullmatch(word) for code in (LANGUAGE_CODE, _LANGUAGE_TAG)):
             return list(ids[:end])
     return []
 

@@ -66,10 +66,17 @@ def test_a_language_code_of_any_vocabulary_is_repeated(code):
     assert parts == [[*code, ONE, TWO, STOP, EOS], [*code, ONE, TWO, EOS]]
 
 
+def test_brackets_around_several_words_are_no_language_code():
+    pieces = [*PIECES, "▁<2b", "▁>>", "▁or", ">", "<<"]
+    first, second, word, close, end = range(len(PIECES), len(pieces))
+    for ids in ([first, word, close, ONE, EOS], [second, word, end, ONE, EOS]):
+        assert cut(ids, pieces.__getitem__, 4)[-1] == [ONE, EOS]
+
+
 @pytest.fixture
 def short_limits(translator, monkeypatch):
     """The translator with short limits: it splits lines of more than 8 subwords into parts of at most 5."""
-    monkeypatch.setattr("t2t_jax.decoding.translator.longest_whole", lambda max_length: 8)
+    monkeypatch.setattr("t2t_jax.decoding.preprocessing.longest_whole", lambda max_length: 8)
     return Translator(translator.ensemble, translator.vocabularies, max_length=5, mesh=translator.mesh)
 
 
@@ -191,7 +198,7 @@ def test_pairs_and_prefixes_beyond_the_limit_are_refused_by_their_line(short_lim
         with pytest.raises(InputError, match=f"{place}: 11 subwords, which must be at most 8; split the line"):
             short_limits.score(pairs)
     with pytest.raises(InputError, match="reference, line 2: 11 subwords"):
-        short_limits.check_lengths(["one", "two"], ["one", LONG])
+        short_limits.preprocessor.check_lengths(["one", "two"], ["one", LONG])
     with pytest.raises(InputError, match="prefix, line 5: 11 subwords"):
         short_limits.translate(["one"], prefixes=[LONG], first_line=5)
 
