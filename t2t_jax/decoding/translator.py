@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from t2t_jax import sharding
-from t2t_jax.data.plain_text import is_blank
 from t2t_jax.data.task import TASKS, Task, Vocabularies
-from t2t_jax.data.tokenizer import checked_lines, longest_whole
 from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad_pairs
 from t2t_jax.decoding.constraints import Constraint
@@ -27,7 +24,7 @@ from t2t_jax.decoding.continuous_batching import Request, search_all
 from t2t_jax.decoding.ensemble import Ensemble, average_probabilities
 from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.hypothesis import Hypothesis, empty, join
-from t2t_jax.decoding.long_sentences import cut, language_code, sentences_of
+from t2t_jax.decoding.preprocessing import Preprocessor
 from t2t_jax.decoding.search_options import SearchOptions, check_options
 from t2t_jax.decoding.search_state import Hypotheses
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
@@ -60,7 +57,7 @@ class Translator:
         mesh: Mesh | None = None,
     ):
         self.vocabularies, self.task = vocabularies, task
-        self._max_length = max_length
+        self.preprocessor = Preprocessor(vocabularies, task, max_length, _learned_positions(ensemble))
         self.mesh = mesh or sharding.make_mesh()
         params = tuple(_as_computed(*pair) for pair in zip(*ensemble, strict=True))
         self.ensemble = Ensemble(ensemble.modules, jax.device_put(params, sharding.replicated(self.mesh)))
@@ -99,10 +96,12 @@ class Translator:
         if constrained:
             search = dataclasses.replace(search, constraint=self._grammar(search, prefixes))
         self._check_arguments(sentences, prefixes, search)
-        sentences = self._plain(sentences)
+        sentences = self.preprocessor.plain(sentences)
         sources = [self.task.preprocess_source(sentence) for sentence in sentences]
-        parts = self._parts_of_lines(sources, split_sentences, first_line)
-        starts = self._encode_prefixes(prefixes, first_line or 1) if prefixes is not None else [[]] * len(sentences)
+        parts = self.preprocessor.encode_parts(sources, split_sentences, first_line)
+        starts = [[]] * len(sentences)
+        if prefixes is not None:
+            starts = self.preprocessor.encode_prefixes(prefixes, first_line or 1)
         owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
         requests = [
             _request(
@@ -117,19 +116,6 @@ class Translator:
         found = self._search(owners, requests, search, [len(ids) for ids in parts], on_progress)
         joined = [join(hypotheses, search.alpha) for hypotheses in found]
         return [self._postprocessed(*pair) for pair in zip(sentences, joined, strict=True)]
-
-    def _parts_of_lines(
-        self, sources: Sequence[str], split_sentences: bool, first_line: int | None
-    ) -> list[list[list[int]]]:
-        """The ids of the parts in which each line is translated."""
-        encoded = self._encode_lines(sources, split_sentences)
-        if self.task.grammar:  # of parts translated separately, the outputs together are not well-formed
-            self._check_length("source", [ids for (ids,) in encoded], first_line or 1)
-        lines = itertools.count(first_line) if first_line else itertools.repeat(None)
-        return [
-            [part for ids in line for part in self._parts(number, ids)]
-            for number, line in zip(lines, encoded, strict=False)
-        ]
 
     def _search(
         self,
@@ -179,92 +165,6 @@ class Translator:
             name = "n_best" if search.sampling else "beam_size"
             raise InputError(f"{name} must be at most {size}, the size of the vocabulary; got {search.width}")
 
-    def _encode_prefixes(self, prefixes: Sequence[str], first_line: int) -> list[list[int]]:
-        encoded = self.vocabularies.target.encode_many(prefixes)
-        self._check_length("prefix", encoded, first_line)
-        return [ids[:-1] for ids in encoded]
-
-    def _encode_lines(self, sources: Sequence[str], split_sentences: bool) -> list[list[list[int]]]:
-        """The ids of each line: of the whole, or of each of its sentences, with the language code of the first."""
-        source = self.vocabularies.source
-        if not split_sentences:
-            return [[ids] for ids in source.encode_many(sources)]
-        if self.task.grammar:
-            raise InputError("split_sentences: an output of this task is of the whole line; leave it out")
-        lines, encoded = [sentences_of(line) for line in sources], []
-        ids_of_sentences = iter(source.encode_many([sentence for line in lines for sentence in line]))
-        for line in lines:
-            first, *others = itertools.islice(ids_of_sentences, len(line))
-            code = language_code(first, source.piece)
-            encoded.append([first, *(code + ids for ids in others)])
-        return encoded
-
-    def _parts(self, line: int | None, ids: list[int]) -> list[list[int]]:
-        """The parts of a sentence that are translated one by one: usually the whole; none of an empty sentence.
-
-        `line` is its number in warnings; None: without.
-        """
-        warn = logging.warning if line else lambda *_: None
-        whole = longest_whole(self._max_length)
-        if not self.task.grammar:
-            whole = min([whole, *self._learned_positions()])
-        if len(ids) > whole:
-            parts = cut(ids, self.vocabularies.source.piece, min(whole, self._max_length))
-            warn(
-                "line %d: %d subwords are more than are translated at once (%d); translated in %d parts",
-                line, len(ids), whole, len(parts),
-            )  # fmt: skip
-            return parts
-        if len(ids) > self._max_length:
-            warn(
-                "line %d: a sentence of %d subwords is longer than any in training (%d) and may be translated badly%s",
-                line, len(ids), self._max_length,
-                "" if self.task.grammar else "; if it is several, translate them one by one, with split_sentences",
-            )  # fmt: skip
-        return [ids] if len(ids) > 1 else []
-
-    def _learned_positions(self) -> list[int]:
-        """The number of positions of each model that has learned them: it cannot tell apart those beyond."""
-        configs = [module.config for module in self.ensemble.modules]
-        return [config.max_positions for config in configs if config.positions == "learned"]
-
-    def check_lengths(self, sources: Sequence[str], references: Sequence[str]) -> None:
-        """Refuses sentences that are too long to be scored, by their line."""
-        self._check_length("source", self.encode_sources(sources))
-        self._check_length("reference", self.encode_targets(references, name="reference"))
-
-    def encode_sources(self, sources: Sequence[str]) -> list[list[int]]:
-        """The ids of each source as the model reads it, EOS last."""
-        plain = self._plain(sources)
-        return self.vocabularies.source.encode_many([self.task.preprocess_source(source) for source in plain])
-
-    def _plain(self, sources: Sequence[str]) -> list[str]:
-        """The sources without characters that the vocabulary has not learnt, as far as these have a plain form.
-
-        A task with a grammar keeps them, as its outputs are over the words of the source.
-        """
-        if self.task.grammar:
-            return ["" if is_blank(line) else line for line in checked_lines(sources)]
-        return self.vocabularies.source.plain(sources)
-
-    def encode_targets(self, targets: Sequence[str], *, name: str = "target", first_line: int = 1) -> list[list[int]]:
-        """The ids of each target as the model predicts it, EOS last; errors call them `name`, by line."""
-        outputs = []
-        for line, target in enumerate(targets, start=first_line):
-            try:
-                outputs.append(self.task.preprocess_target(target))
-            except InputError as error:
-                raise InputError(f"{name}, line {line}: {error}") from None
-        return self.vocabularies.target.encode_many(outputs)
-
-    def _check_length(self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1) -> None:
-        limit = longest_whole(self._max_length)
-        for line, ids in enumerate(encoded, start=first_line):
-            if len(ids) > limit:
-                raise InputError(
-                    f"{side}, line {line}: {len(ids):,} subwords, which must be at most {limit:,}; split the line"
-                )
-
     def score(self, pairs: Sequence[tuple[str, str]], *, first_line: int = 1) -> list[Score]:
         """The log-probability of each pair's target given its source; neither may be beyond `longest_whole`.
 
@@ -274,10 +174,10 @@ class Translator:
         for index, pair in enumerate(pairs):
             if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
                 raise InputError(f"pairs: pair {index} must be (source, target); got {shown(pair)}")
-        sources = self.encode_sources([source for source, _ in pairs])
-        targets = self.encode_targets([target for _, target in pairs], first_line=first_line)
-        self._check_length("source", sources, first_line)
-        self._check_length("target", targets, first_line)
+        sources = self.preprocessor.encode_sources([source for source, _ in pairs])
+        targets = self.preprocessor.encode_targets([target for _, target in pairs], first_line=first_line)
+        self.preprocessor.check_length("source", sources, first_line)
+        self.preprocessor.check_length("target", targets, first_line)
         scores = [None] * len(pairs)
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
         for indices, width, rows in _batches(lengths, self.mesh):
@@ -308,15 +208,15 @@ class Translator:
             raise InputError(f"targets must be as many as the {len(sources)} sources; got {len(targets)}")
         if targets is not None and options:
             raise InputError(f"{next(iter(options))} has no effect where targets are given; give one or the other")
-        encoded = self.encode_sources(sources)
-        self._check_length("source", encoded)
+        encoded = self.preprocessor.encode_sources(sources)
+        self.preprocessor.check_length("source", encoded)
         if targets is None:
             id_of = {piece: id for id, piece in enumerate(self.vocabularies.target.pieces())}
             best = [hypotheses[0] for hypotheses in self.translate(sources, **options)]
             target_ids = [[id_of[token] for token in hypothesis.tokens] for hypothesis in best]
         else:
-            target_ids = self.encode_targets(targets)
-        self._check_length("target", target_ids)
+            target_ids = self.preprocessor.encode_targets(targets)
+        self.preprocessor.check_length("target", target_ids)
         found = attention_maps(self.ensemble, self.vocabularies, encoded, target_ids, self.mesh)
         for maps in found:
             _check_numbers(maps.decoder.weights)
@@ -385,6 +285,12 @@ def translator_of(members: Sequence[TrainedModel], dtype: str) -> Translator:
     max_length = min(member.run.config["data"]["max_length"] for member in members)
     ensemble = Ensemble(modules, tuple(member.params for member in members))
     return Translator(ensemble, members[0].vocabularies, max_length=max_length, task=members[0].task)
+
+
+def _learned_positions(ensemble: Ensemble) -> int | None:
+    """The fewest positions that a model of the ensemble has learned; None if none learns them."""
+    configs = [module.config for module in ensemble.modules]
+    return min((config.max_positions for config in configs if config.positions == "learned"), default=None)
 
 
 def _as_computed(module: Transformer, params: Any) -> Any:

@@ -99,7 +99,7 @@ def evaluate(
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
     if not sources:
         raise InputError("there is no sentence; give at least one source and its reference")
-    translator.check_lengths(sources, references)
+    translator.preprocessor.check_lengths(sources, references)
 
     def decode(sources):
         with _bar(f"translating {name}", sources) as bar:

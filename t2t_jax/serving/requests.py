@@ -62,11 +62,11 @@ def translate_request(
     if options["constrained"]:
         check_grammar(translator.task)
     _check_texts("source", sentences)
-    encoded = translator.encode_sources(sentences)
+    encoded = translator.preprocessor.encode_sources(sentences)
     _check_lengths("source", encoded, limits.subwords)
     parts = len(sentences)
     if options["split_sentences"]:
-        parts = sum(len(sentences_of(sentence)) for sentence in translator.vocabularies.source.plain(sentences))
+        parts = sum(len(sentences_of(sentence)) for sentence in translator.preprocessor.plain(sentences))
     _check_work(sum(map(len, encoded)), parts, options, defaults, limits)
     return TranslateRequest(sentences, is_list, options)
 
@@ -77,8 +77,8 @@ def attention_request(body: bytes, translator: Translator, limits: Limits) -> tu
     source, target = (given.get(name) for name in ("source", "target"))
     _check_texts("source", [source])
     _check_texts("target", [target])
-    _check_lengths("source", translator.encode_sources([source]), limits.attention_subwords)
-    _check_lengths("target", translator.encode_targets([target]), limits.attention_subwords)
+    _check_lengths("source", translator.preprocessor.encode_sources([source]), limits.attention_subwords)
+    _check_lengths("target", translator.preprocessor.encode_targets([target]), limits.attention_subwords)
     return source, target
 
 

@@ -18,7 +18,7 @@ def sample_batches(translator: Translator, limits: Limits) -> Iterator[list[str]
     None where the task makes nothing of such sentences, or refuses them.
     """
     try:
-        per_word = (len(translator.encode_sources([_WORD * _COUNTED])[0]) - 1) / _COUNTED
+        per_word = (len(translator.preprocessor.encode_sources([_WORD * _COUNTED])[0]) - 1) / _COUNTED
     except InputError:
         return
     if not per_word:

@@ -53,10 +53,10 @@ def _read(source: str, target: str | None) -> tuple[list[str], list[str] | None]
 
 def _lengths(translator: Translator, sources: Sequence[str], targets: Sequence[str] | None) -> list[tuple[int, int]]:
     """The subwords of each source and target with EOS; a target that is not yet known counts as EOS alone."""
-    of_sources = map(len, translator.encode_sources(sources))
+    of_sources = map(len, translator.preprocessor.encode_sources(sources))
     if targets is None:
         return [(length, 1) for length in of_sources]
-    of_targets = map(len, translator.encode_targets(targets))
+    of_targets = map(len, translator.preprocessor.encode_targets(targets))
     return list(zip(of_sources, of_targets, strict=True))
 
 

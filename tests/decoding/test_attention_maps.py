@@ -207,7 +207,7 @@ def test_a_sentence_longer_than_in_training_is_shown_whole_and_one_beyond_the_li
 
 
 def test_a_translation_of_its_own_beyond_the_limit_is_refused(translator, monkeypatch):
-    monkeypatch.setattr("t2t_jax.decoding.translator.longest_whole", lambda max_length: 8)
+    monkeypatch.setattr("t2t_jax.decoding.preprocessing.longest_whole", lambda max_length: 8)
     with pytest.raises(InputError, match="target, line 2: [0-9,]+ subwords, which must be at most 8; split the line"):
         translator.attention(["", "one"], min_length=9)
 

@@ -118,7 +118,8 @@ def test_spaces_and_invisible_characters_that_were_not_learnt_do_not_change_a_tr
 
 def test_a_parser_reads_the_words_of_its_line_as_they_are(translator):
     parser = Translator(translator.ensemble, translator.vocabularies, max_length=256, task=TASKS["parsing"])
-    assert parser.encode_sources(["1\u00a0000 two"])[0] == parser.vocabularies.source.encode("1\u00a0000 two")
+    text = "1\u00a0000 two"
+    assert parser.preprocessor.encode_sources([text])[0] == parser.vocabularies.source.encode(text)
     with pytest.raises(InputError, match="text 1: must be a str; got NoneType"):
         parser.translate([None])
 

@@ -27,15 +27,13 @@ class Echo(Translator):
     def __init__(self):
         self.task = TASKS["translation"]
         self.vocabularies = SimpleNamespace(target=SimpleNamespace(lowercases=False))
+        self.preprocessor = SimpleNamespace(check_lengths=lambda sources, references: None)
 
     def translate(self, sentences, on_progress, **options):
         for _ in sentences:
             on_progress(1)
         self.options = options
         return [[Hypothesis(s, [s], -1.0, -1.0, 1, [-1.0])] for s in sentences]
-
-    def check_lengths(self, sources, references):
-        pass
 
     def score(self, pairs):
         return [Score(-len(t) * math.log(4), [-math.log(4)] * len(t), len(t)) for _, t in pairs]

@@ -14,6 +14,7 @@ from tests.serving.conftest import served
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 from t2t_jax.data.tokenizer import EOS
 from t2t_jax.decoding.batch_shapes import bucket_length, window_rows
+from t2t_jax.decoding.preprocessing import Preprocessor
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.serving import warm_up
 from t2t_jax.serving.limits import Limits
@@ -101,18 +102,18 @@ def test_a_device_whose_memory_is_too_small_is_no_bug_of_the_server(translator, 
 
 def test_the_warm_up_has_sentences_of_each_bucket_length(translator):
     batches = list(sample_batches(translator, Limits()))
-    lengths = [{bucket_length(len(ids)) for ids in translator.encode_sources(batch)} for batch in batches]
+    lengths = [{bucket_length(len(ids)) for ids in translator.preprocessor.encode_sources(batch)} for batch in batches]
     assert lengths == [{16}, {32}, {64}] * (len(batches) // 3)
     rows = [window_rows(16, len(batch), translator.mesh) for batch in batches[::3]]
     assert len(set(rows)) == len(rows) and set(rows) == {window_rows(16, n, translator.mesh) for n in range(1, 17)}
 
 
 def test_there_is_no_warm_up_where_a_task_makes_nothing_of_its_sentences(translator, monkeypatch):
-    def refuse(sources):
+    def refuse(self, sources):
         raise InputError("not a word")
 
-    for encode in (lambda sources: [[EOS]], refuse):
-        monkeypatch.setattr(translator, "encode_sources", encode)
+    for encode in (lambda self, sources: [[EOS]], refuse):
+        monkeypatch.setattr(Preprocessor, "encode_sources", encode)
         assert list(sample_batches(translator, Limits())) == []
 
 

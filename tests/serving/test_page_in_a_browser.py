@@ -98,7 +98,7 @@ class Parser:
 
     def __init__(self, translator):
         self.ensemble, self.vocabularies, self.mesh = translator.ensemble, translator.vocabularies, translator.mesh
-        self.task, self.encode_sources = TASKS["parsing_in_order"], translator.encode_sources
+        self.task, self.preprocessor = TASKS["parsing_in_order"], translator.preprocessor
 
     def translate(self, sentences, **options):
         return [[Hypothesis(TREE, ["▁XX"], -1.5, -1.25, 1, [-1.5])] for _ in sentences]
