@@ -35,6 +35,12 @@ class Connection(H11Protocol):
         super().on_response_complete()
         self._follow()
 
+    def shutdown(self) -> None:
+        """The answer of a request in progress says that its connection is closed then, so that nobody uses it again."""
+        super().shutdown()
+        if self.cycle is not None:
+            self.cycle.scope["headers"].append((b"connection", b"close"))  # as if the client had asked for it
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self._deadline:

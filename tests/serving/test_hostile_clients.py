@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import http.client
 import json
 import socket
@@ -163,12 +164,15 @@ def test_a_client_that_still_waits_when_the_server_stops_is_told_so(translator, 
     monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         with served(translator, stop_seconds=0.2, batch_sentences=1) as client:
-            asked = [pool.submit(client.post, GOOD) for _ in range(3)]
+            request = functools.partial(client.request, "POST", "/translate", json.dumps(GOOD).encode())
+            asked = [pool.submit(request, Content_Type="application/json") for _ in range(3)]
             for answer in asked:
                 answer.add_done_callback(lambda _: gate.set())
             while json.loads(client.request("GET", "/health")[2])["waiting_sentences"] < 2:
                 time.sleep(0.01)
-        assert [answer.result() for answer in asked] == [(503, {"error": "the server is stopping; try again"})] * 3
+        for status, headers, content in (answer.result() for answer in asked):
+            assert (status, json.loads(content)) == (503, {"error": "the server is stopping; try again"})
+            assert headers.get("connection") == "close", "a proxy would send its next request over this connection"
     assert not any(record.exc_info for record in caplog.records)
 
 
