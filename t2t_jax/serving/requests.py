@@ -30,7 +30,7 @@ class TranslateRequest(NamedTuple):
 def read_object(body: bytes, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON object in the body of a request, whose fields must be among `fields`."""
     try:
-        value = json.loads(body.decode("utf-8"))
+        value = json.loads(body.decode("utf-8-sig"))  # files saved on Windows begin with a byte order mark
     except UnicodeDecodeError as error:
         raise InputError(f"body: byte {error.start} is not valid UTF-8; send JSON in UTF-8") from None
     except json.JSONDecodeError as error:

@@ -53,6 +53,12 @@ def test_a_string_has_one_answer_and_a_list_has_a_list(client):
     assert client.post({"source": ""})[1]["hypotheses"][0]["text"] == ""
 
 
+def test_a_body_may_begin_with_a_byte_order_mark(client):
+    body = json.dumps({"source": "one"})
+    assert client.post(body.encode("utf-8-sig")) == client.post(body.encode())
+    assert client.post(body.encode())[0] == 200
+
+
 def test_a_hundred_parallel_requests_are_all_answered_as_if_alone(client, translator):
     options = [{}, OTHER, {"max_extra_length": 0}]
     asked = [(SENTENCES[n % 4], options[n % 3]) for n in range(100)]
