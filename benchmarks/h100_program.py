@@ -141,13 +141,14 @@ def training_step(
     names = ["inputs", "targets"] + ["input_segments", "target_segments"] * packed
     batch = {name: jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=sharding.by_rows(mesh)) for name in names}
     with tracing_for_h100():
-        shapes = jax.eval_shape(functools.partial(init_state, model, optimizer), jax.random.key(0))
+        key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=sharding.replicated(mesh))
+        shapes = jax.eval_shape(functools.partial(init_state, model, optimizer), key)
         layout = sharding.of_state(shapes, mesh, shard_state)
         state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout)
         loss_fn = label_smoothed_loss(model, 0.1)
-        step = functools.partial(train_step, loss_fn, optimizer, microbatches, jax.random.key(1), mesh=mesh)
-        jitted = jax.jit(step, donate_argnums=0, out_shardings=(layout, sharding.replicated(mesh)))
-        return compile_for_h100(jitted.lower(state, batch), engine.compiler_options(mesh))
+        step = functools.partial(train_step, loss_fn, optimizer, microbatches, mesh=mesh)
+        jitted = jax.jit(step, donate_argnums=1, out_shardings=(layout, sharding.replicated(mesh)))
+        return compile_for_h100(jitted.lower(key, state, batch), engine.compiler_options(mesh))
 
 
 def decoding_step(config: Any, *, rows: int) -> str:

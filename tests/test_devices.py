@@ -206,6 +206,17 @@ def test_the_fewest_microbatches_that_fit_the_memory_are_chosen(one):
     assert split.microbatches > 1 and split.bytes < whole.bytes
 
 
+def test_runs_with_other_seeds_have_the_same_program(one, monkeypatch):
+    """So that a sweep compiles once for all seeds."""
+    config, store, _ = one
+    lower, programs = engine._lower, []
+    monkeypatch.setattr(engine, "_lower", lambda *arguments: programs.append(lower(*arguments)) or programs[-1])
+    losses = [train(changed(config, train__seed=seed), store, 1)[0] for seed in (1, 2)]
+    assert losses[0] != losses[1], "the seed had no effect"
+    first, second = (program.as_text() for program in programs)
+    assert first == second
+
+
 class Compiled:
     """A compiled step that needs a GiB for each row of a microbatch."""
 
@@ -246,7 +257,7 @@ def test_more_microbatches_than_rows_are_refused_before_anything_is_compiled():
     mesh = sharding.make_mesh(jax.devices()[:2])
     for name in ("jit", "pmap"):
         with pytest.raises(InputError, match="train.accumulate=4: a device has at most 3 rows of a batch; lower it"):
-            engine.build(None, [Bucket(4, 4, rows=5)], None, mesh, Machine(4, 0.0, name))
+            engine.build(None, [Bucket(4, 4, rows=5)], None, None, mesh, Machine(4, 0.0, name))
 
 
 def test_the_memory_estimate_is_that_of_the_largest_batch_shape():
@@ -255,14 +266,11 @@ def test_the_memory_estimate_is_that_of_the_largest_batch_shape():
     mesh = sharding.make_mesh(jax.devices()[:1])
     key, layout = jax.random.key(0), sharding.replicated(mesh)
     state = jax.jit(functools.partial(init_state, model, optimizer), out_shardings=layout)(key)
-    loss_fn = label_smoothed_loss(model, 0.1)
-    step = lambda microbatches, state, batch, mesh: train_step(
-        loss_fn, optimizer, microbatches, key, state, batch, mesh=mesh
-    )
+    step = functools.partial(train_step, label_smoothed_loss(model, 0.1), optimizer)
     short, long = Bucket(source_length=9, target_length=9, rows=64), Bucket(64, 64, rows=8)
 
     def built(shapes, gib=0.0):
-        return engine.build(step, shapes, state, mesh, Machine(microbatches=0, memory_gib=gib, engine="jit"))
+        return engine.build(step, shapes, key, state, mesh, Machine(microbatches=0, memory_gib=gib, engine="jit"))
 
     least, most = built([short]).bytes, built([long]).bytes
     assert most > 1.5 * least

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array
 
 from t2t_jax import errors, sharding
 from t2t_jax.data.batching import Bucket, empty_batch
@@ -55,13 +56,15 @@ class Engine(NamedTuple):
 def build(
     step: Callable[..., tuple[TrainState, Metrics]],
     shapes: Sequence[Bucket],
+    key: Array,
     state: TrainState,
     mesh: Mesh,
     machine: Machine,
 ) -> Engine:
-    """Compiles `step(microbatches, state, batch, mesh=…, axis=…)`, like `train_step`, for these batch shapes.
+    """Compiles `step(microbatches, key, state, batch, mesh=…, axis=…)`, like `train_step`, for these batch shapes.
 
-    The new state has the shardings of `state`. All shapes have the same number of microbatches.
+    The new state has the shardings of `state`. All shapes have the same number of microbatches. The key is an argument
+    of the programs, so that runs with other seeds find them in the compilation cache.
     """
     started = time.monotonic()
     rows = _most_rows([shape.rows for shape in shapes], mesh)
@@ -71,21 +74,21 @@ def build(
             "it to 0"
         )
     if machine.engine == "pmap":
-        return Engine(_pmap(step, mesh, machine.microbatches or 1), machine.microbatches or 1, 0, 0.0)
+        return Engine(_pmap(step, key, mesh, machine.microbatches or 1), machine.microbatches or 1, 0, 0.0)
     positions = lambda bucket: bucket.rows * (bucket.source_length + bucket.target_length)
     empty = [empty_batch(bucket) for bucket in sorted(shapes, key=positions, reverse=True)]
-    microbatches, compiled = _fit(functools.partial(_lower, step, state, mesh), empty, mesh, machine)
+    microbatches, compiled = _fit(functools.partial(_lower, step, key, state, mesh), empty, mesh, machine)
 
     def take_step(state, batch):
-        return compiled[_shape(batch)](state, sharding.put_rows(batch, mesh, microbatches))
+        return compiled[_shape(batch)](key, state, sharding.put_rows(batch, mesh, microbatches))
 
     return Engine(take_step, microbatches, max(map(bytes_of, compiled.values())), time.monotonic() - started)
 
 
-def _lower(step, state, mesh, batch, microbatches):
+def _lower(step, key, state, mesh, batch, microbatches):
     layout = jax.tree.map(lambda x: x.sharding, state), sharding.replicated(mesh)
-    jitted = jax.jit(functools.partial(step, microbatches, mesh=mesh), donate_argnums=0, out_shardings=layout)
-    return jitted.lower(state, sharding.put_rows(batch, mesh, microbatches))
+    jitted = jax.jit(functools.partial(step, microbatches, mesh=mesh), donate_argnums=1, out_shardings=layout)
+    return jitted.lower(key, state, sharding.put_rows(batch, mesh, microbatches))
 
 
 def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine) -> tuple[int, dict[Shape, Any]]:
@@ -178,17 +181,17 @@ def _shape(batch: Batch) -> Shape:
     return batch["inputs"].shape, batch["targets"].shape
 
 
-def _pmap(step: Callable, mesh: Mesh, microbatches: int) -> TakeStep:
+def _pmap(step: Callable, key: Array, mesh: Mesh, microbatches: int) -> TakeStep:
     """The same step by `jax.pmap`: each device computes its rows, gradients and sums are all-reduced."""
     devices = mesh.shape[sharding.DATA]
     step = functools.partial(step, microbatches, axis=sharding.DATA)
     mapped = jax.pmap(
-        step, axis_name=sharding.DATA, in_axes=(None, 0), out_axes=None, devices=list(mesh.devices.ravel())
+        step, axis_name=sharding.DATA, in_axes=(None, None, 0), out_axes=None, devices=list(mesh.devices.ravel())
     )
 
     def take_step(state, batch):
         rows = sharding.put_rows(batch, mesh, microbatches)
-        return mapped(state, jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), rows))
+        return mapped(key, state, jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), rows))
 
     return take_step
 

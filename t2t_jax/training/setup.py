@@ -200,18 +200,13 @@ def _check_plan(found: Checkpoint, experiment: Experiment) -> None:
 def compile_step(experiment: Experiment, state: TrainState) -> Engine:
     """`train_step` compiled for every batch shape."""
     config, mesh, buckets = experiment.config, experiment.mesh, experiment.batches.buckets
-    key = jax.random.fold_in(jax.random.key(config.train.seed), 1)  # 0 is that of the initial weights
-    skip = config.train.on_nonfinite == "skip"
-
+    fold_in = jax.jit(jax.random.fold_in, out_shardings=sharding.replicated(mesh))
+    key = fold_in(jax.random.key(config.train.seed), 1)  # 0 is that of the initial weights
     loss_fn = label_smoothed_loss(experiment.model, config.train.label_smoothing, config.train.r_drop)
-
-    def step(microbatches, state, batch, **division):
-        return train_step(
-            loss_fn, experiment.optimizer, microbatches, key, state, batch, skip_nonfinite=skip, **division
-        )
-
+    skip = config.train.on_nonfinite == "skip"
+    step = functools.partial(train_step, loss_fn, experiment.optimizer, skip_nonfinite=skip)
     machine = Machine(config.train.accumulate, config.machine.memory_gib, config.machine.engine)
-    compiled = engine.build(step, buckets, state, mesh, machine)
+    compiled = engine.build(step, buckets, key, state, mesh, machine)
     say(engine.describe(compiled, len(buckets), state, mesh, experiment.model))
     return compiled
 
