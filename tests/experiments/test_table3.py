@@ -386,9 +386,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "bb6fef8c55f3af6b48b5f1c14499a069e15c2371522670662795ba7240b0ea63",
-    (True, "latex"): "21513c6cbb4bec08b1ea2b902427ec51698a09e55da83c7ca23f8db72a67c9bb",
-    (True, "csv"): "81d7cf0f144521197c57b94ba431e58346cd2be61a79c221f644a995f8708e3a",
+    (True, "markdown"): "dc75d15d9c74e382d6fdae76c6f001d8f21fc8947c7f890dd94e1e7a31bd405c",
+    (True, "latex"): "566a5af90a249fdc9005f1a1ac2b9ac3c309e3741abb3d3b6f48e24c5e13a8a8",
+    (True, "csv"): "4fcbaf6319826cc7cff0ab954b3d6deecd9b8b80d2944578a037ce40c2b34585",
 }
 
 
