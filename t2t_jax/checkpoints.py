@@ -21,6 +21,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
+from etils import epath
+from orbax.checkpoint.type_handlers import ArrayHandler, NumpyHandler, create_type_handler_registry
 
 from t2t_jax import sharding
 from t2t_jax.errors import DamagedError, InputError, InterruptedRun, memory_reason, on_one_line
@@ -29,6 +31,7 @@ from t2t_jax.files import folder_lock, lone_surrogate, read_object, replace_fold
 _MANIFEST = "manifest.json"
 _PROVISIONAL = "provisional"  # an empty file in a step that the next save deletes
 _UNFINISHED, _REMOVED = ".unfinished", ".removed"  # suffixes of folders being written or deleted
+_SLICE_BYTES = 2**20  # smaller slices of replicated arrays take Orbax longer to cut and write than whole arrays
 _ORBAX_UNFINISHED = ".orbax-checkpoint-tmp"  # in the names of folders that Orbax is writing
 
 # Errors of reading that say nothing about the bytes: what cannot be read now must not be taken for damaged.
@@ -61,8 +64,8 @@ class Checkpoints:
         self.directory = directory.absolute()
         if lone_surrogate(str(self.directory)) is not None:  # which the C++ below Orbax does not take
             raise InputError(f"workdir: {directory}: is not UTF-8; rename the folder, or choose another")
-        arrays = {name: ocp.StandardCheckpointHandler() for name in ("params", "optimizer")}
-        handler = ocp.CompositeCheckpointHandler(**arrays, metadata=ocp.JsonCheckpointHandler())
+        self._arrays = {item: _array_tree_handler() for item in ("params", "optimizer")}
+        handler = ocp.CompositeCheckpointHandler(**self._arrays, metadata=ocp.JsonCheckpointHandler())
         self._orbax = ocp.Checkpointer(handler)
 
     def steps(self) -> list[int]:
@@ -120,25 +123,27 @@ class Checkpoints:
     def param_shapes(self, step: int) -> Tree:
         """Shapes and dtypes of the parameters saved at `step`, which is verified."""
         self.verify(step)
-        return self._saved_shapes(step)["params"]
+        return self._saved_shapes(step, "params")
 
-    def _saved_shapes(self, step: int) -> dict[str, Tree]:
-        """Shapes and dtypes of the parameters and, if there is any, of the optimiser state."""
+    def _saved_shapes(self, step: int, item: str) -> Tree:
+        """Shapes and dtypes of the item "params" or "optimizer"; an empty tree where the step has none."""
         with self._reading(step):
-            items = self._orbax.metadata(self._folder(step)).item_metadata
-            saved = {name: items[name].tree for name in ("params", "optimizer") if items.get(name) is not None}
-            if not self._folder(step).is_dir():  # of items that are deleted meanwhile Orbax only says that it has none
-                raise self._absent(step)
+            if not (folder := epath.Path(self._folder(step)) / item).is_dir():
+                if not self._folder(step).is_dir():
+                    raise self._absent(step)
+                return {}
+            saved = self._arrays[item].metadata(folder).tree
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved)
 
     def _restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
         self._check_shapes(step, params, optimizer)
-        items = {"params": ocp.args.StandardRestore(_templates(params)), "metadata": ocp.args.JsonRestore()}
-        if optimizer is not None:
-            items["optimizer"] = ocp.args.StandardRestore(_templates(optimizer))
+        wanted = {"params": params} if optimizer is None else {"params": params, "optimizer": optimizer}
+        arrays = {item: _restore_args(tree) for item, tree in wanted.items()}
         with self._reading(step):
-            restored = self._orbax.restore(self._folder(step), args=ocp.args.Composite(**items))
-        return Checkpoint(step, restored.params, restored.get("optimizer"), restored.metadata)
+            args = ocp.args.Composite(**arrays, metadata=ocp.args.JsonRestore())
+            restored = self._orbax.restore(self._folder(step), args=args)
+            placed = {item: jax.tree.map(_on_devices, restored[item], tree) for item, tree in wanted.items()}
+        return Checkpoint(step, placed["params"], placed.get("optimizer"), restored.metadata)
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
@@ -184,13 +189,12 @@ class Checkpoints:
 
     def _check_shapes(self, step: int, params: Tree, optimizer: Tree | None) -> None:
         """Names the first difference: Orbax casts dtypes silently and reports a wrong shape as a missing entry."""
-        saved = self._saved_shapes(step)
-        if difference := _difference(saved.get("params", {}), params):
+        if difference := _difference(self._saved_shapes(step, "params"), params):
             raise InputError(
                 f"checkpoint {step} does not fit the config and vocabulary: {difference}; use the run's own "
                 "config.json and vocab.model"
             )
-        if optimizer is not None and (difference := _difference(saved.get("optimizer", {}), optimizer)):
+        if optimizer is not None and (difference := _difference(self._saved_shapes(step, "optimizer"), optimizer)):
             raise InputError(
                 f"optimizer.name: checkpoint {step} is of another optimiser: {difference}; resume with the one that it "
                 "was trained with"
@@ -218,9 +222,9 @@ class CheckpointWriter(Checkpoints):
         self, step: int, params: Tree, optimizer: Tree | None, metadata: dict[str, Any], *, provisional: bool = False
     ) -> None:
         """Writes a step and returns when it is complete. It becomes the newest: later steps are deleted."""
-        items = {"params": ocp.args.StandardSave(params), "metadata": ocp.args.JsonSave(metadata)}
+        items = {"params": ocp.args.PyTreeSave(params), "metadata": ocp.args.JsonSave(metadata)}
         if optimizer is not None:
-            items["optimizer"] = ocp.args.StandardSave(optimizer)
+            items["optimizer"] = ocp.args.PyTreeSave(optimizer)
         unfinished = self.directory / f"{step}{_UNFINISHED}"
         failed = f"checkpoint {step} could not be saved; those before it are intact, the same command resumes"
         num_bytes = sum(x.nbytes for x in jax.tree.leaves((params, optimizer)))
@@ -292,10 +296,32 @@ def _quiet() -> Iterator[None]:
         logger.removeFilter(ours)
 
 
-def _templates(shapes: Tree) -> Tree:
-    """Shapes for Orbax, those without a sharding as NumPy arrays: it would else restore the saved sharding."""
+def _array_tree_handler() -> ocp.PyTreeCheckpointHandler:
+    """Orbax's handler of a tree of arrays; each device writes a part of a large array that all of them hold."""
+    of_type = {np.ndarray: NumpyHandler(), jax.Array: ArrayHandler(min_slice_bytes_for_replica_parallel=_SLICE_BYTES)}
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=create_type_handler_registry(*of_type.items()))
+
+
+def _restore_args(shapes: Tree) -> ocp.args.PyTreeRestore:
+    """What Orbax restores: arrays with a sharding that divides them as such, the others as NumPy arrays.
+
+    It would read an array that all devices hold once for each of them, and give one without a sharding the saved one.
+    """
     host = lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape)
-    return jax.tree.map(lambda x: x if getattr(x, "sharding", None) else host(x), shapes)
+    templates = jax.tree.map(lambda x: x if _is_divided(x) else host(x), shapes)
+    return ocp.args.PyTreeRestore(templates, ocp.checkpoint_utils.construct_restore_args(templates))
+
+
+def _is_divided(shape: Any) -> bool:
+    sharding = getattr(shape, "sharding", None)
+    return sharding is not None and not sharding.is_fully_replicated
+
+
+def _on_devices(x: Any, shape: Any) -> Any:
+    """The restored array, copied to every device where `shape` has a sharding that replicates it."""
+    if getattr(shape, "sharding", None) is None or _is_divided(shape):
+        return x
+    return jax.make_array_from_callback(shape.shape, shape.sharding, x.__getitem__)
 
 
 def named_leaves(tree: Tree) -> dict[str, Any]:
@@ -339,7 +365,7 @@ def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter)
 
     Without optimiser state, so training cannot resume from it. The caller has verified the steps.
     """
-    shapes = source._saved_shapes(steps[-1])["params"]
+    shapes = source._saved_shapes(steps[-1], "params")
     total = jax.tree.map(lambda x: np.zeros(x.shape, np.float64), shapes)
     for step in steps:
         checkpoint = source._restore(step, shapes)

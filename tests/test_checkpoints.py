@@ -309,15 +309,13 @@ def test_an_unknown_error_of_restoring_is_a_bug_and_not_damage(checkpoints, monk
 
 
 def test_a_step_that_is_deleted_while_it_is_read_is_absent_and_not_of_another_model(checkpoints, monkeypatch):
-    metadata = checkpoints._orbax.metadata
+    metadata = checkpoints._arrays["params"].metadata
 
     def deleted_meanwhile(folder):
-        shutil.rmtree(folder / "params")
-        found = metadata(folder)
-        shutil.rmtree(folder)
-        return found
+        shutil.rmtree(folder.parent)
+        return metadata(folder)
 
-    monkeypatch.setattr(checkpoints._orbax, "metadata", deleted_meanwhile)
+    monkeypatch.setattr(checkpoints._arrays["params"], "metadata", deleted_meanwhile)
     with pytest.raises(InputError, match="has no checkpoint 40; it has 20, 30"):
         checkpoints.restore(40, shapes())
 
