@@ -77,12 +77,12 @@ def build(
         return Engine(_pmap(step, key, mesh, machine.microbatches or 1), machine.microbatches or 1, 0, 0.0)
     positions = lambda bucket: bucket.rows * (bucket.source_length + bucket.target_length)
     empty = [empty_batch(bucket) for bucket in sorted(shapes, key=positions, reverse=True)]
-    microbatches, compiled = _fit(functools.partial(_lower, step, key, state, mesh), empty, mesh, machine)
+    microbatches, programs = _fit(functools.partial(_lower, step, key, state, mesh), empty, mesh, machine)
 
     def take_step(state, batch):
-        return compiled[_shape(batch)](key, state, sharding.put_rows(batch, mesh, microbatches))
+        return programs[_shape(batch)].run(key, state, sharding.put_rows(batch, mesh, microbatches))
 
-    return Engine(take_step, microbatches, max(map(bytes_of, compiled.values())), time.monotonic() - started)
+    return Engine(take_step, microbatches, max(x.bytes for x in programs.values()), time.monotonic() - started)
 
 
 def _lower(step, key, state, mesh, batch, microbatches):
@@ -91,25 +91,32 @@ def _lower(step, key, state, mesh, batch, microbatches):
     return jitted.lower(key, state, sharding.put_rows(batch, mesh, microbatches))
 
 
-def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine) -> tuple[int, dict[Shape, Any]]:
+class _Program(NamedTuple):
+    """A compiled step and the bytes that it needs on a device; infinitely many where it could not be compiled."""
+
+    run: Any
+    bytes: float
+
+
+def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine) -> tuple[int, dict[Shape, _Program]]:
     """The fewest microbatches, of 1, 2, 4, …, with which every batch fits the memory, and the compiled steps.
 
     The first of `batches` is compiled first, the others only if it fits; it should be the one that needs the most
     memory, so that for the next number of microbatches they are sorted by what they needed.
     """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
-    fits = lambda compiled: all(step is not None and bytes_of(step) <= limit for step in compiled.values())
+    fits = lambda programs: all(math.isfinite(x.bytes) and x.bytes <= limit for x in programs.values())
     rows = _most_rows([len(batch["inputs"]) for batch in batches], mesh)
     choices = [machine.microbatches] if machine.microbatches else [2**n for n in range((rows - 1).bit_length() + 1)]
     for microbatches in choices:
-        compiled = _compile(lower, batches[:1], microbatches, mesh)
-        if fits(compiled):
-            compiled |= _compile(lower, batches[1:], microbatches, mesh)
-        if fits(compiled):
-            return microbatches, compiled
-        needs = {shape: math.inf if step is None else bytes_of(step) for shape, step in compiled.items()}
-        batches = sorted(batches, key=lambda batch: needs.get(_shape(batch), 0), reverse=True)
-    need = max(needs.values())
+        programs = _compile(lower, batches[:1], microbatches, mesh)
+        if fits(programs):
+            programs |= _compile(lower, batches[1:], microbatches, mesh)
+        if fits(programs):
+            return microbatches, programs
+        need_of = lambda batch, programs=programs: programs.get(_shape(batch), _Program(None, 0)).bytes
+        batches = sorted(batches, key=need_of, reverse=True)
+    need = max(x.bytes for x in programs.values())
     needed = f"{_size(need)}, more than the {_size(limit)}" if need < math.inf else "more than the memory"
     raise InputError(
         f"data.tokens_per_batch: with {microbatches} microbatches, a step needs {needed} of a device; {_REMEDIES}"
@@ -121,17 +128,18 @@ def _most_rows(rows: Sequence[int], mesh: Mesh) -> int:
     return -(-max(rows) // mesh.shape[sharding.DATA])
 
 
-def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int, mesh: Mesh) -> dict[Shape, Any]:
-    """The step compiled for each batch, several at a time; None where the compiler runs out of device memory."""
+def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int, mesh: Mesh) -> dict[Shape, _Program]:
+    """The step compiled for each batch, several at a time."""
     lowered = {_shape(batch): lower(batch, microbatches) for batch in batches}
 
     def compile_step(step):
         try:
-            return step.compile(compiler_options=compiler_options(mesh))
-        except Exception as error:  # on a TPU
+            compiled = step.compile(compiler_options=compiler_options(mesh))
+        except Exception as error:  # on a TPU, whose compiler runs out of device memory
             if errors.memory_reason(error) is None:
                 raise
-            return None
+            return _Program(None, math.inf)
+        return _Program(compiled, bytes_of(compiled))  # asked once: for a large program XLA takes a quarter of a second
 
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         return dict(zip(lowered, pool.map(compile_step, lowered.values()), strict=True))
