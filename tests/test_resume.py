@@ -390,7 +390,7 @@ def fill(path):
 @pytest.mark.slow
 def test_a_disk_that_is_full_or_read_only_is_one_line_and_nothing_is_lost(tmp_path, disk):
     folder, remount = disk
-    run, fields = folder / "run", LONG.replace("interval_steps=20", "interval_steps=2")
+    run, fields = folder / "run", LONG.replace("interval_steps=20", "interval_steps=5")
 
     def refused(process, message):
         _, errors = process.communicate(timeout=120)
@@ -415,7 +415,7 @@ def test_a_disk_that_is_full_or_read_only_is_one_line_and_nothing_is_lost(tmp_pa
 @pytest.mark.slow
 def test_readers_and_a_trainer_that_saves_every_step_do_not_disturb_each_other(tmp_path):
     """With checkpoint.keep=1, so that the checkpoint being read is deleted all the time."""
-    fields = "train__train_steps=120, checkpoint__interval_steps=1, checkpoint__keep=1, checkpoint__average_last=1"
+    fields = "train__train_steps=80, checkpoint__interval_steps=1, checkpoint__keep=1, checkpoint__average_last=1"
     trainer = start(tmp_path, tmp_path / "run", fields=fields)
     wait_for_checkpoint(trainer, tmp_path / "run")
     run, reads = tmp_path / "run", 0
@@ -426,4 +426,4 @@ def test_readers_and_a_trainer_that_saves_every_step_do_not_disturb_each_other(t
         average_run(run / "checkpoints", run / "averaged", last=1, steps=None)
         reads += 1
     assert trainer.returncode == 0, trainer.stderr.read()
-    assert reads >= 3 and Checkpoints(run / "checkpoints").newest_good(1) == [120]
+    assert reads >= 3 and Checkpoints(run / "checkpoints").newest_good(1) == [80]

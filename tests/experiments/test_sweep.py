@@ -329,12 +329,13 @@ def test_a_launcher_killed_at_random_moments_does_not_change_the_results(tmp_pat
     rows = {"one": {"train__train_steps": 300, "checkpoint__interval_steps": 10}, "two": {}}
     (tmp_path / "undisturbed").mkdir(), (tmp_path / "killed").mkdir()
     undisturbed, killed = Sweep(tmp_path / "undisturbed", **rows), Sweep(tmp_path / "killed", **rows)
-    begun = time.monotonic()
     assert undisturbed.run("--jobs=2") == 0, undisturbed.errors()
-    duration, rng, midway = time.monotonic() - begun, random.Random(0), 0
-    for _ in range(4):
+    rng, midway = random.Random(0), 0
+    saved = lambda step: killed.saved("one") >= step
+    for reached in (lambda: True, lambda: killed.process("one"), lambda: saved(10), lambda: saved(100)):
         launcher = killed.start("--jobs=2")
-        time.sleep(rng.uniform(0.05, 0.6) * duration)
+        killed.wait(lambda reached=reached, launcher=launcher: reached() or launcher.poll() is not None)
+        time.sleep(rng.uniform(0, 1))
         midway += launcher.poll() is None
         launcher.kill()
         launcher.wait()
