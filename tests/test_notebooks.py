@@ -17,6 +17,7 @@ import pytest
 from nbclient import NotebookClient
 
 import main
+from benchmarks.tiny_experiment import FAST_COMPILATION
 from configs import quickstart
 
 ROOT = Path(__file__).parents[1]
@@ -146,8 +147,8 @@ def test_every_command_and_path_in_the_text_exists(name, capsys):
 
 
 def outside(folder):
-    """The environment of a notebook: without what conftest.py sets for tiny models in this process."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONPATH")}
+    """The environment of a notebook: one device, and the packages of the checkout alone."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"XLA_FLAGS": FAST_COMPILATION}
     return kept | {"NOTEBOOK_STEPS": str(STEPS), "JUPYTER_PREFER_ENV_PATH": "1", "IPYTHONDIR": str(folder / "ipython")}
 
 
