@@ -5,6 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 \
   "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && echo "$$p" && break; done)
 VENV ?= .venv
 WORKDIR ?= runs/quickstart
+PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: quickstart test
 quickstart: $(VENV)/installed
@@ -16,6 +17,7 @@ test: $(VENV)/installed
 $(VENV)/installed: requirements.lock pyproject.toml $(EXTRA)
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.14 found; set PYTHON=/path/to/one" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.lock $(EXTRA:%=-r %)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP_INSTALL) --no-deps -r requirements.lock  # which names every package, so that pip need not search for versions
+	$(if $(EXTRA),$(PIP_INSTALL) -r $(EXTRA))
+	$(PIP_INSTALL) --no-deps --editable .
 	touch $@
