@@ -1,6 +1,7 @@
 """From the command line of a sweep to its trials: config files × presets and --set values × --grid × seeds."""
 
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -38,11 +39,13 @@ def make_trials(
     for row, path in row_files(folder, rows).items():
         of_row = preset_changes(path, presets) | values
         changes |= {row + suffix: (path, of_row | point) for suffix, point in points.items()}
-    return [
+    trials = [
         make_trial(f"{row}/seed_{seed}", workdir, path, of_row | {"train.seed": str(seed)}, script)
         for seed in range(seeds)
         for row, (path, of_row) in changes.items()
     ]
+    _refuse_equal_points(trials)
+    return trials
 
 
 def row_files(folder: str, rows: str | None = None) -> dict[str, Path]:
@@ -88,6 +91,15 @@ def grid_points(axes: Sequence[str], values: dict[str, str]) -> dict[str, dict[s
     if len(named) < len(points):
         raise InputError(f"--grid {' '.join(axes)}: two points would have one name; give different values")
     return named
+
+
+def _refuse_equal_points(trials: Sequence[Trial]) -> None:
+    """Two points of a grid, such as 0 and 0.0, may be one config."""
+    first = {}
+    for trial in trials:
+        equal = first.setdefault((trial.config, json.dumps(trial.settings, sort_keys=True)), trial)
+        if equal is not trial:
+            raise InputError(f"--grid: {equal.name} and {trial.name} have the same config; give different values")
 
 
 def _name_of(field: str, value: str) -> str:

@@ -76,6 +76,9 @@ class Guard:
         kind = headers.get("content-type", "")
         if method == "POST" and kind.partition(";")[0].strip().lower() != "application/json":
             return 415, f"Content-Type must be application/json; got {kind[:100]!r}"
+        coding = headers.get("content-encoding") or "identity"
+        if coding.lower() != "identity":
+            return 415, f"Content-Encoding must be identity; got {coding[:100]!r}; send the JSON uncompressed"
         return None
 
     def _is_ours(self, host: str) -> bool:

@@ -136,6 +136,10 @@ def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
         (["table3", "--grid", "optimizer.warmup_steps=5,,6"], "must be SECTION.FIELD=V1,V2"),
         (["table3", "--grid", "train.seed=1,2"], "--grid train.seed=1,2: each trial has its own seed; --seeds=N"),
         (["table3", "--grid", "model.d_ff=8,8"], "--grid model.d_ff=8,8: two points would have one name"),
+        (
+            ["table3", "--rows=base,a_h1", "--grid", "model.dropout=0,0.1,0.10"],
+            "--grid: base_dropout_0.1/seed_0 and base_dropout_0.10/seed_0 have the same config; give different values",
+        ),
         (["table3", "--grid", "model.d_ff=8", "model.d_ff=9"], "--grid model.d_ff=9: model.d_ff is given twice"),
         (["table3", "--set", "model.d_ff=8", "--grid", "model.d_ff=9"], "model.d_ff is given twice"),
         (

@@ -264,9 +264,11 @@ def test_the_names_of_a_reverse_proxy_are_allowed_with_their_origin(translator):
         ({"Content_Type": "text/plain"}, 415),
         ({"Content_Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content_Type": None}, 415),
+        ({"Content_Encoding": "Identity"}, 200),
+        ({"Content_Encoding": "gzip"}, 415),
     ],
 )
-def test_other_sites_cannot_post(client, headers, status):
+def test_other_sites_cannot_post_nor_others_than_json(client, headers, status):
     given = {name: value and value.format(port=client.port) for name, value in headers.items()}
     found, answer = client.post(GOOD, **given)
     assert found == status and ("error" in answer) == (status != 200)
