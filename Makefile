@@ -14,10 +14,11 @@ quickstart: $(VENV)/installed
 test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
+# The lock names every package, so that pip need not look for versions.
 $(VENV)/installed: requirements.lock pyproject.toml $(EXTRA)
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.14 found; set PYTHON=/path/to/one" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) --no-deps -r requirements.lock  # which names every package, so that pip need not search for versions
+	$(PIP_INSTALL) --no-deps -r requirements.lock
 	$(if $(EXTRA),$(PIP_INSTALL) -r $(EXTRA))
 	$(PIP_INSTALL) --no-deps --editable .
 	touch $@
