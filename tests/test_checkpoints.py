@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
+from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints, CheckpointWriter, average, average_last, average_run
 from t2t_jax.errors import DamagedError, InputError, exit_code_of
 
@@ -58,6 +60,22 @@ def test_restore_returns_what_was_saved_and_only_the_newest_steps_are_kept(check
     jax.tree.map(np.testing.assert_array_equal, found.params, tree(40.0))
     jax.tree.map(np.testing.assert_array_equal, found.optimizer["mu"], tree(20.0))
     assert checkpoints.restore(20, shapes()).optimizer is None
+
+
+def test_what_all_devices_hold_is_saved_whole_unless_it_is_large_and_restored_on_all_of_them(tmp_path):
+    """A large array in slices of 1 MiB, one from each of eight devices."""
+    everywhere = sharding.replicated(sharding.make_mesh())
+    params = {"small": jnp.arange(128.0).reshape(16, 8), "large": jnp.arange(2.0**21).reshape(-1, 512)}
+    checkpoints = CheckpointWriter(tmp_path)
+    checkpoints.save(1, jax.device_put(params, everywhere), None, {})
+    saved = checkpoints._arrays["params"].metadata(epath.Path(tmp_path / "1/params")).tree
+    assert {name: x.storage.chunk_shape for name, x in saved.items()} == {"small": (16, 8), "large": (512, 512)}
+    wanted = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), params)
+    found = checkpoints.restore(1, wanted).params
+    for name, x in params.items():
+        assert found[name].sharding == everywhere and len(found[name].addressable_shards) == 8
+        for shard in found[name].addressable_shards:
+            np.testing.assert_array_equal(shard.data, x)
 
 
 def test_an_empty_folder_restores_none(tmp_path):
