@@ -64,7 +64,7 @@ def test_restore_returns_what_was_saved_and_only_the_newest_steps_are_kept(check
 
 def test_what_all_devices_hold_is_saved_whole_unless_it_is_large_and_restored_on_all_of_them(tmp_path):
     """A large array in slices of 1 MiB, one from each of eight devices."""
-    everywhere = sharding.replicated(sharding.make_mesh())
+    everywhere = sharding.replicated(sharding.make_mesh(jax.devices()))
     params = {"small": jnp.arange(128.0).reshape(16, 8), "large": jnp.arange(2.0**21).reshape(-1, 512)}
     checkpoints = CheckpointWriter(tmp_path)
     checkpoints.save(1, jax.device_put(params, everywhere), None, {})
