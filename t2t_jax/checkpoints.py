@@ -137,7 +137,7 @@ class Checkpoints:
 
     def _restore(self, step: int, params: Tree, optimizer: Tree | None = None) -> Checkpoint:
         self._check_shapes(step, params, optimizer)
-        wanted = {"params": params} if optimizer is None else {"params": params, "optimizer": optimizer}
+        wanted = _items(params, optimizer)
         arrays = {item: _restore_args(tree) for item, tree in wanted.items()}
         with self._reading(step):
             args = ocp.args.Composite(**arrays, metadata=ocp.args.JsonRestore())
@@ -222,15 +222,14 @@ class CheckpointWriter(Checkpoints):
         self, step: int, params: Tree, optimizer: Tree | None, metadata: dict[str, Any], *, provisional: bool = False
     ) -> None:
         """Writes a step and returns when it is complete. It becomes the newest: later steps are deleted."""
-        items = {"params": ocp.args.PyTreeSave(params), "metadata": ocp.args.JsonSave(metadata)}
-        if optimizer is not None:
-            items["optimizer"] = ocp.args.PyTreeSave(optimizer)
+        arrays = {item: ocp.args.PyTreeSave(tree) for item, tree in _items(params, optimizer).items()}
         unfinished = self.directory / f"{step}{_UNFINISHED}"
         failed = f"checkpoint {step} could not be saved; those before it are intact, the same command resumes"
         num_bytes = sum(x.nbytes for x in jax.tree.leaves((params, optimizer)))
         with storage_errors(failed), self._alone(num_bytes):
             with _quiet():
-                self._orbax.save(unfinished, args=ocp.args.Composite(**items))
+                args = ocp.args.Composite(**arrays, metadata=ocp.args.JsonSave(metadata))
+                self._orbax.save(unfinished, args=args)
             if sharding.is_main():
                 if provisional:
                     (unfinished / _PROVISIONAL).touch()
@@ -294,6 +293,11 @@ def _quiet() -> Iterator[None]:
     sys.unraisablehook = usual
     for logger in loggers:
         logger.removeFilter(ours)
+
+
+def _items(params: Tree, optimizer: Tree | None) -> dict[str, Tree]:
+    """The trees of arrays in a step, by the names of their folders."""
+    return {"params": params} if optimizer is None else {"params": params, "optimizer": optimizer}
 
 
 def _array_tree_handler() -> ocp.PyTreeCheckpointHandler:
