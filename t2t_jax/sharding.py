@@ -87,6 +87,13 @@ def of_state(shapes: Any, mesh: Mesh, shard_state: bool) -> Any:
     return jax.tree.map_with_path(sharding, shapes)
 
 
+def shapes_of(tree: Any, layout: Any) -> Any:
+    """The shapes and dtypes of arrays that have the shardings `layout`, or one sharding all of them."""
+    if isinstance(layout, NamedSharding):
+        layout = jax.tree.map(lambda _: layout, tree)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, layout)
+
+
 def rows_of_process(mesh: Mesh, rows: int, multiple: int = 1) -> slice:
     """Those of so many rows that `put_rows` puts on the devices of this process."""
     padded = rows + _added_rows(mesh, rows, multiple)

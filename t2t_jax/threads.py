@@ -5,7 +5,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -16,6 +16,13 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def all_at_once(functions: Sequence[Callable[[], object]]) -> None:
+    """Calls all functions, each in a thread of its own; raises what one of them raises, after all have ended."""
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(functions))) as executor:
+        for called in [executor.submit(function) for function in functions]:
+            called.result()
 
 
 def in_threads(generators: Sequence[Generator[Item]], threads: int) -> Iterator[Item]:

@@ -1,10 +1,11 @@
 """Iteration in several threads: every item, at the same time, errors, and an end before the last item."""
 
+import functools
 import threading
 
 import pytest
 
-from t2t_jax.threads import available_cores, in_threads
+from t2t_jax.threads import all_at_once, available_cores, in_threads
 
 
 def numbers(start):
@@ -27,6 +28,21 @@ def test_generators_run_at_the_same_time():
         yield name
 
     assert sorted(in_threads([meet("a"), meet("b")], 2)) == ["a", "b"]
+
+
+def test_functions_are_called_at_once_and_their_error_is_raised():
+    all_three, called = threading.Barrier(3, timeout=20), []
+
+    def meet(name):
+        all_three.wait()
+        called.append(name)
+        if name == "b":
+            raise KeyError(name)
+
+    with pytest.raises(KeyError, match="b"):
+        all_at_once([functools.partial(meet, name) for name in "abc"])
+    assert sorted(called) == ["a", "b", "c"]
+    all_at_once([])
 
 
 @pytest.mark.parametrize("threads", [1, 2])

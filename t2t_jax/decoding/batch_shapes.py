@@ -76,6 +76,14 @@ def num_searches(count: int, mesh: Mesh) -> int:
     return min(available_cores(), _MOST_SEARCHES, -(-count // _FEWEST_ROWS)) or 1
 
 
+def capacities_ahead(mesh: Mesh) -> int:
+    """With how many of a bucket's capacities its search is compiled before any search begins.
+
+    A program takes seconds to compile, on one core. Beside a GPU the others are idle, on CPU they have other searches.
+    """
+    return 0 if mesh.devices.flat[0].platform == "cpu" else 2
+
+
 def searched_rows(window: int, beam_width: int, d_model: int, mesh: Mesh) -> int:
     """The number of rows of a search that takes its sentences from windows of this size."""
     if mesh.devices.flat[0].platform != "cpu":

@@ -7,13 +7,15 @@ for long ones. The host is needed again when the window is used up, or when the 
 On CPU several searches take their windows from the same queue, each in a thread: most operations of a decoding step are
 too small for more than one core.
 
-All array shapes come from a few shape buckets (batch_shapes.py), each compiled once, when it is first needed.
+All array shapes come from a few shape buckets (batch_shapes.py), each compiled once, when it is first needed; on a GPU
+the programs of all buckets are compiled before, at the same time.
 """
 
 import collections
 import contextlib
 import functools
-from collections.abc import Generator, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,12 +27,12 @@ from jaxtyping import Array, Bool, Int
 from t2t_jax import sharding
 from t2t_jax.decoding import batch_shapes, beam_search, search_state
 from t2t_jax.decoding.batch_shapes import bucket_length, num_searches, pad
-from t2t_jax.decoding.ensemble import Ensemble, average_probabilities
+from t2t_jax.decoding.ensemble import Ensemble, average_probabilities, computed_shapes
 from t2t_jax.decoding.search_options import SearchOptions
 from t2t_jax.decoding.search_state import Hypotheses, Search, where_rows
 from t2t_jax.model.kv_cache import SourceCache, admit_to_cache, reorder_cache, resize_cache
 from t2t_jax.model.transformer import Transformer
-from t2t_jax.threads import in_threads
+from t2t_jax.threads import all_at_once, in_threads
 
 
 class Request(NamedTuple):
@@ -44,6 +46,16 @@ class Request(NamedTuple):
     prefix: Sequence[int] = ()
     seed: int = 0
     features: Sequence[int] = ()
+
+
+class Shapes(NamedTuple):
+    """The lengths of the array axes in the searches of a bucket, but for the capacity of the KV cache."""
+
+    window: int  # Q
+    rows: int  # B
+    source_length: int  # S
+    prefix_length: int  # P
+    num_features: int  # F
 
 
 class State(NamedTuple):
@@ -89,14 +101,19 @@ def search_all(
 ) -> Iterator[list[tuple[int, Hypotheses]]]:
     """What has finished, if anything, each time the host is needed: (index of the request, hypotheses `[W, …]`)."""
     options = jax.tree.map(np.float32, options)  # always of the same type: other values compile nothing
-    searches = []  # generators, which free their memory when they end
+    buckets = []
     for source_length, indices in batch_shapes.by_bucket([len(request.ids) for request in requests]):
         count = num_searches(len(indices), mesh)
         longest = max(requests[index].max_length for index in indices)
         window = batch_shapes.window_rows(source_length, len(indices), mesh, options.width, longest)
         queue = collections.deque(sorted(((i, requests[i]) for i in indices), key=lambda item: -item[1].max_length))
-        search = functools.partial(_ContinuousBatch, ensemble, source_length, window, queue, options, mesh)
-        searches += [search().run() for _ in range(count)]
+        batch = functools.partial(_ContinuousBatch, ensemble, source_length, window, queue, options, mesh)
+        buckets.append([batch() for _ in range(count)])
+    if capacities := batch_shapes.capacities_ahead(mesh):
+        all_at_once([program for bucket in buckets for program in bucket[0].programs(capacities)])
+    # The first search of each bucket before the second of any: what runs at the same time compiles different programs.
+    in_order = filter(None, itertools.chain.from_iterable(itertools.zip_longest(*buckets)))
+    searches = [batch.run() for batch in in_order]  # generators, which free their memory when they end
     yield from in_threads(searches, num_searches(len(requests), mesh))
 
 
@@ -107,19 +124,36 @@ class _ContinuousBatch:
     """
 
     def __init__(self, ensemble, source_length, window, queue, options, mesh):
-        self._ensemble, self._options, self._mesh = ensemble, options, mesh
-        self._source_length, self._window_rows, self._queue = source_length, window, queue
+        self._ensemble, self._options, self._mesh, self._queue = ensemble, options, mesh, queue
         requests = [request for _, request in queue]
-        self._prefix_length = max((bucket_length(len(r.prefix)) for r in requests if len(r.prefix)), default=0)
-        self._num_features = len(requests[0].features)
+        width = min(module.config.d_model for module in ensemble.modules)
+        self._shapes = Shapes(
+            window=window,
+            rows=batch_shapes.searched_rows(window, options.width, width, mesh),
+            source_length=source_length,
+            prefix_length=max((bucket_length(len(r.prefix)) for r in requests if len(r.prefix)), default=0),
+            num_features=len(requests[0].features),
+        )
         self._capacities = batch_shapes.bucket_capacities(source_length, max(r.max_length for r in requests))
+
+    def programs(self, capacities: int) -> list[Callable[[], None]]:
+        """Functions each of which compiles a program of the search, for so many of its capacities."""
+        modules, shapes, mesh = self._ensemble.modules, self._shapes, self._mesh
+        structure = jax.tree.structure(self._options)
+        return [
+            functools.partial(_compile_source, modules, shapes, mesh),
+            *(
+                functools.partial(_compile_decode, modules, structure, shapes, capacity, mesh)
+                for capacity in self._capacities[:capacities]
+            ),
+        ]
 
     def run(self) -> Generator[list[tuple[int, Hypotheses]]]:
         """Yields the results of the requests it takes, as `search_all` does, each while the device decodes others."""
         if not self._queue:  # other searches have taken all
             return
         self._capacity = self._capacities[0]
-        self._state = self._empty_state()
+        self._state = _start(self._ensemble.modules, self._options, self._shapes, self._capacity, self._mesh)
         window, results, admitted, occupied, longest = self._next_window(), [], 0, False, 0
         waiting = int(window.count)
         while waiting or occupied or self._queue:
@@ -135,29 +169,21 @@ class _ContinuousBatch:
             waiting = int(window.count) - admitted
         yield results
 
-    def _empty_state(self) -> State:
-        modules, width = self._ensemble.modules, self._options.width
-        rows = batch_shapes.searched_rows(self._window_rows, width, min(m.config.d_model for m in modules), self._mesh)
-        return _start(
-            modules, self._options, rows, self._source_length, self._capacity, self._prefix_length, self._num_features,
-            self._mesh,
-        )  # fmt: skip
-
     def _next_window(self) -> Window:
         """Takes requests from the queue, none if it is empty by now, and encodes their sources."""
-        rows, taken = self._window_rows, []
+        shapes, taken = self._shapes, []
         with contextlib.suppress(IndexError):  # another search may take the last ones
-            while len(taken) < rows:
+            while len(taken) < shapes.window:
                 taken.append(self._queue.popleft())
         requests = [request for _, request in taken]
-        inputs = {"inputs": pad([r.ids for r in requests], rows, self._source_length)}
+        inputs = {"inputs": pad([r.ids for r in requests], shapes.window, shapes.source_length)}
         return Window(
             source=_source(*self._ensemble, **sharding.put_rows(inputs, self._mesh), mesh=self._mesh),
-            owners=pad([[index for index, _ in taken]], 1, rows)[0],
-            max_lengths=pad([[r.max_length for r in requests]], 1, rows)[0],
-            prefixes=pad([r.prefix for r in requests], rows, self._prefix_length),
-            seeds=pad([[r.seed for r in requests]], 1, rows)[0],
-            features=pad([r.features for r in requests], rows, self._num_features),
+            owners=pad([[index for index, _ in taken]], 1, shapes.window)[0],
+            max_lengths=pad([[r.max_length for r in requests]], 1, shapes.window)[0],
+            prefixes=pad([r.prefix for r in requests], shapes.window, shapes.prefix_length),
+            seeds=pad([[r.seed for r in requests]], 1, shapes.window)[0],
+            features=pad([r.features for r in requests], shapes.window, shapes.num_features),
             count=np.int32(len(taken)),
         )
 
@@ -177,23 +203,15 @@ def _results(found: Finished) -> Iterator[tuple[int, Hypotheses]]:
         yield int(owners[row]), jax.tree.map(lambda x, row=row: x[row], hypotheses)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("modules", "rows", "source_length", "capacity", "prefix_length", "num_features", "mesh")
-)
+@functools.partial(jax.jit, static_argnames=("modules", "shapes", "capacity", "mesh"))
 def _start(
-    modules: tuple[Transformer, ...],
-    options: SearchOptions,
-    rows: int,
-    source_length: int,
-    capacity: int,
-    prefix_length: int,
-    num_features: int,
-    mesh: Mesh,
+    modules: tuple[Transformer, ...], options: SearchOptions, shapes: Shapes, capacity: int, mesh: Mesh
 ) -> State:
     """A state whose rows are all free."""
-    prefixes, features = (jnp.zeros((rows, length), jnp.int32) for length in (prefix_length, num_features))
+    rows = shapes.rows
+    prefixes, features = (jnp.zeros((rows, n), jnp.int32) for n in (shapes.prefix_length, shapes.num_features))
     search = search_state.start(jnp.zeros(rows, jnp.int32), options, capacity, prefixes, features=features)
-    caches = tuple(module.init_cache(rows, source_length, options.width, capacity) for module in modules)
+    caches = tuple(module.init_cache(rows, shapes.source_length, options.width, capacity) for module in modules)
     return _shard(State(search, caches, jnp.full(rows, -1, jnp.int32)), mesh)
 
 
@@ -320,12 +338,48 @@ def _resize(mesh: Mesh, state: State, capacity: int) -> State:
 
 def _shard(state: State, mesh: Mesh) -> State:
     """The state with its rows divided among the devices, the same after every call, so that nothing is recompiled."""
-    constrain = lambda x: jax.lax.with_sharding_constraint(
-        x, sharding.by_rows(mesh) if x.ndim else sharding.replicated(mesh)
-    )
-    return jax.tree.map(constrain, state)
+    return jax.tree.map(jax.lax.with_sharding_constraint, state, _shardings(state, mesh))
+
+
+def _shardings(state: State, mesh: Mesh) -> State:
+    """By rows, but for numbers and arrays without elements, of which JAX puts a copy on every device."""
+    return jax.tree.map(lambda x: sharding.by_rows(mesh) if x.ndim and x.size else sharding.replicated(mesh), state)
 
 
 def _replicate(tree: Any, mesh: Mesh) -> Any:
     """A whole copy on every device."""
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, sharding.replicated(mesh)), tree)
+
+
+# --- Ahead of a search, without memory for what its programs compute ----------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def _compile_source(modules: tuple[Transformer, ...], shapes: Shapes, mesh: Mesh) -> None:
+    _source.lower(modules, computed_shapes(modules, mesh), inputs=_inputs(shapes, mesh), mesh=mesh).compile()
+
+
+@functools.lru_cache(maxsize=256)
+def _compile_decode(
+    modules: tuple[Transformer, ...], options: jax.tree_util.PyTreeDef, shapes: Shapes, capacity: int, mesh: Mesh
+) -> None:
+    """Compiles `_decode` for options of this structure, whatever their numbers."""
+    numbers = jax.tree.unflatten(options, [np.float32(0)] * options.num_leaves)
+    params, integers = computed_shapes(modules, mesh), functools.partial(np.zeros, dtype=np.int32)
+    source = jax.eval_shape(functools.partial(_source, modules, mesh=mesh), params, inputs=_inputs(shapes, mesh))
+    state = jax.eval_shape(functools.partial(_start, modules, shapes=shapes, capacity=capacity, mesh=mesh), numbers)
+    window = Window(
+        source=sharding.shapes_of(source, sharding.replicated(mesh)),
+        owners=integers(shapes.window),
+        max_lengths=integers(shapes.window),
+        prefixes=integers((shapes.window, shapes.prefix_length)),
+        seeds=integers(shapes.window),
+        features=integers((shapes.window, shapes.num_features)),
+        count=np.int32(0),
+    )
+    state = sharding.shapes_of(state, _shardings(state, mesh))
+    _decode.lower(modules, numbers, mesh, params, state, window, admitted=np.int32(0), more=True).compile()
+
+
+def _inputs(shapes: Shapes, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((shapes.window, shapes.source_length), np.int32, sharding=sharding.by_rows(mesh))

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from t2t_jax.model.transformer import Transformer
+from t2t_jax import sharding
+from t2t_jax.model.transformer import Transformer, param_shapes
 
 
 class Ensemble(NamedTuple):
@@ -15,6 +17,12 @@ class Ensemble(NamedTuple):
 
     modules: tuple[Transformer, ...]
     params: tuple[Any, ...]
+
+
+def computed_shapes(modules: Sequence[Transformer], mesh: Mesh) -> tuple[Any, ...]:
+    """The parameters' shapes, on every device, in the dtype of the computation."""
+    as_computed = lambda module: jax.tree.map(lambda x: x.update(dtype=module.dtype), param_shapes(module))
+    return sharding.shapes_of(tuple(map(as_computed, modules)), sharding.replicated(mesh))
 
 
 def average_probabilities(logits: Sequence[Float[Array, "*n vocab"]]) -> Float[Array, "*n vocab"]:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad_pairs
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.continuous_batching import Request, search_all
-from t2t_jax.decoding.ensemble import Ensemble, average_probabilities
+from t2t_jax.decoding.ensemble import Ensemble, average_probabilities, computed_shapes
 from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.hypothesis import Hypothesis, empty, join
 from t2t_jax.decoding.preprocessing import Preprocessor
@@ -30,6 +30,7 @@ from t2t_jax.decoding.search_state import Hypotheses
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
 from t2t_jax.errors import DamagedError, InputError, Range, check_number, choice, shown
 from t2t_jax.model.transformer import Transformer
+from t2t_jax.threads import all_at_once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +181,9 @@ class Translator:
         self.preprocessor.check_length("target", targets, first_line)
         scores = [None] * len(pairs)
         lengths = [max(len(s), len(t)) for s, t in zip(sources, targets, strict=True)]
-        for indices, width, rows in _batches(lengths, self.mesh):
+        batches = list(_batches(lengths, self.mesh))
+        _compile_scoring(self.ensemble.modules, {(rows, width) for _, width, rows in batches}, self.mesh)
+        for indices, width, rows in batches:
             batch = sharding.put_rows(pad_pairs(indices, sources, targets, rows, width), self.mesh)
             found = np.asarray(_token_log_probs(*self.ensemble, **batch))
             _check_numbers(found)
@@ -305,6 +308,18 @@ def _token_log_probs(
     logits = [module.apply({"params": p}, inputs, targets) for module, p in zip(modules, params, strict=True)]
     log_probs = jax.nn.log_softmax(average_probabilities(logits))
     return jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+
+
+def _compile_scoring(modules: tuple[Transformer, ...], shapes: Collection[tuple[int, int]], mesh: Mesh) -> None:
+    """Compiles the programs of all shapes `[B, S]` at the same time, not each when its batch comes."""
+    if len(shapes) > 1:
+        all_at_once([functools.partial(_compile_token_log_probs, modules, shape, mesh) for shape in shapes])
+
+
+@functools.lru_cache(maxsize=256)
+def _compile_token_log_probs(modules: tuple[Transformer, ...], shape: tuple[int, int], mesh: Mesh) -> None:
+    batch = dict.fromkeys(("inputs", "targets"), jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding.by_rows(mesh)))
+    _token_log_probs.lower(modules, computed_shapes(modules, mesh), **batch).compile()
 
 
 def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], int, int]]:

@@ -132,7 +132,7 @@ def restore_or_init(
     init = functools.partial(init_state, model, optimizer)
     shapes = jax.eval_shape(init, key)
     layout = sharding.of_state(shapes, mesh, config.machine.shard_state)
-    shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout)
+    shapes = sharding.shapes_of(shapes, layout)
     found = checkpoints.restore_latest(shapes.params, shapes.optimizer)
     run.check_found(found and found.step)
     belongs_to = experiment.lineage
