@@ -386,9 +386,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "dc75d15d9c74e382d6fdae76c6f001d8f21fc8947c7f890dd94e1e7a31bd405c",
-    (True, "latex"): "566a5af90a249fdc9005f1a1ac2b9ac3c309e3741abb3d3b6f48e24c5e13a8a8",
-    (True, "csv"): "4fcbaf6319826cc7cff0ab954b3d6deecd9b8b80d2944578a037ce40c2b34585",
+    (True, "markdown"): "7a33c316d1a4b90af39cdc6867d393b7dbe078b7a796c9a259b93a5423f9a9f5",
+    (True, "latex"): "61080ff6e1b406386e3adbf93c52781a66d06478d53d166ae5a83b552b7f9f1a",
+    (True, "csv"): "224213b1e0bd0b809b0fab3681c0cec69aca2a349815ef03d551c6f022f94238",
 }
 
 
