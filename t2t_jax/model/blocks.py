@@ -1,5 +1,6 @@
 """§3.1: the layers of the encoder and the decoder: sub-layers with residual connections and layer normalisation."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t2t_jax.model.attention import MultiHeadAttention
 from t2t_jax.model.config import TransformerConfig
 from t2t_jax.model.kv_cache import LayerCache
-from t2t_jax.model.layers import Dropout, FeedForward, LayerNorm, Rows
+from t2t_jax.model.layers import Dropout, FeedForward, LayerNorm, Rows, dropout
 
 
 class Sublayer(nn.Module):
@@ -17,15 +18,19 @@ class Sublayer(nn.Module):
 
     config: TransformerConfig
 
-    @nn.compact
+    def setup(self):
+        self.norm = LayerNorm(self.config.layer_norm_epsilon)
+        self.Dropout_0 = Dropout(self.config.dropout)  # its keys depend on the name, which earlier runs had from Flax
+
     def __call__(
-        self, x: Float[Array, "B T D"], function: Callable[[Array], Array], rows: Rows
+        self, x: Float[Array, "B T D"], function: Callable[[Array], Array], rows: Rows, key: Array | None
     ) -> Float[Array, "B T D"]:
-        norm = LayerNorm(self.config.layer_norm_epsilon, name="norm")
-        dropout = Dropout(self.config.dropout)
         if self.config.norm == "pre":
-            return x + dropout(function(norm(x)), rows)
-        return norm(x + dropout(function(x), rows))
+            return x + dropout(function(self.norm(x)), self.config.dropout, key, rows)
+        return self.norm(x + dropout(function(x), self.config.dropout, key, rows))
+
+    def dropout_key(self, rows: Rows) -> Array | None:
+        return self.Dropout_0.key(rows)
 
 
 def self_attention(config: TransformerConfig, fused: bool) -> MultiHeadAttention:
@@ -56,6 +61,15 @@ def _attention(config, fused, query_gain, key_value_gain, window=0):
     )
 
 
+def _forward_of(layer: nn.Module) -> Callable[..., Array]:
+    """The layer's forward pass, which the layers of a stack trace together: tracing takes half of the time.
+
+    Not while they are initialised: Flax's keys would be others, and so all initial parameters.
+    """
+    return layer._forward if layer.is_initializing() else layer._traced_once
+
+
+@functools.partial(nn.jit, methods=["_traced_once"], rngs=False)
 class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network (§3.1)."""
 
@@ -70,13 +84,25 @@ class EncoderLayer(nn.Module):
         self.after_feed_forward = Sublayer(self.config)
 
     def __call__(self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 #S S"], rows: Rows) -> Float[Array, "B S D"]:
+        sublayers = self.after_self_attention, self.after_feed_forward
+        keys = self.attention_dropout.key(rows), *(sublayer.dropout_key(rows) for sublayer in sublayers)
+        return _forward_of(self)(x, mask, rows, keys)
+
+    def _traced_once(self, *arrays):
+        return self._forward(*arrays)
+
+    def _forward(self, x, mask, rows, keys):
+        of_weights, after_attention, after_feed_forward = keys
+        drop = functools.partial(dropout, rate=self.config.attention_dropout, rows=rows, key=of_weights)
+
         def attend(x):
-            return self.self_attention(x, x, mask, lambda weights: self.attention_dropout(weights, rows))
+            return self.self_attention(x, x, mask, drop)
 
-        x = self.after_self_attention(x, attend, rows)
-        return self.after_feed_forward(x, self.feed_forward, rows)
+        x = self.after_self_attention(x, attend, rows, after_attention)
+        return self.after_feed_forward(x, self.feed_forward, rows, after_feed_forward)
 
 
+@functools.partial(nn.jit, methods=["_traced_once", "step"], rngs=False)
 class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention to the encoder's output, then the feed-forward network (§3.1)."""
 
@@ -102,18 +128,27 @@ class DecoderLayer(nn.Module):
         rows: Rows,
     ) -> Float[Array, "B T D"]:
         """All target positions at once (teacher forcing); causality is added to `self_mask` here."""
+        sublayers = self.after_self_attention, self.after_cross_attention, self.after_feed_forward
+        of_weights = self.self_attention_dropout.key(rows), self.cross_attention_dropout.key(rows)
+        keys = *of_weights, *(sublayer.dropout_key(rows) for sublayer in sublayers)
+        return _forward_of(self)(y, encoded, self_mask, source_mask, rows, keys)
+
+    def _traced_once(self, *arrays):
+        return self._forward(*arrays)
+
+    def _forward(self, y, encoded, self_mask, source_mask, rows, keys):
+        of_self, of_source, after_self_attention, after_cross_attention, after_feed_forward = keys
+        drop = functools.partial(dropout, rate=self.config.attention_dropout, rows=rows)
 
         def attend_self(y):
-            drop = lambda weights: self.self_attention_dropout(weights, rows)
-            return self.self_attention(y, y, self_mask, drop, causal=True)
+            return self.self_attention(y, y, self_mask, functools.partial(drop, key=of_self), causal=True)
 
         def attend_source(y):
-            drop = lambda weights: self.cross_attention_dropout(weights, rows)
-            return self.cross_attention(y, encoded, source_mask, drop)
+            return self.cross_attention(y, encoded, source_mask, functools.partial(drop, key=of_source))
 
-        y = self.after_self_attention(y, attend_self, rows)
-        y = self.after_cross_attention(y, attend_source, rows)
-        return self.after_feed_forward(y, self.feed_forward, rows)
+        y = self.after_self_attention(y, attend_self, rows, after_self_attention)
+        y = self.after_cross_attention(y, attend_source, rows, after_cross_attention)
+        return self.after_feed_forward(y, self.feed_forward, rows, after_feed_forward)
 
     def step(
         self,
@@ -134,6 +169,6 @@ class DecoderLayer(nn.Module):
         def attend_source(y):
             return self.cross_attention.attend_to_cache(y, source, source_mask)
 
-        y = self.after_self_attention(y, attend_self, None)
-        y = self.after_cross_attention(y, attend_source, None)
-        return self.after_feed_forward(y, self.feed_forward, None), cache
+        y = self.after_self_attention(y, attend_self, None, None)
+        y = self.after_cross_attention(y, attend_source, None, None)
+        return self.after_feed_forward(y, self.feed_forward, None, None), cache

@@ -232,19 +232,27 @@ def _mix(x: Array) -> Array:
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with probability `rate` and scales the rest by 1/(1 − rate) (§5.4).
-
-    `rows` are the indices of x's rows in the global batch (see `keep_mask`); None outside training: the identity.
-    """
+    """Dropout with a key of its own in each call (see `dropout`); `rows` are None outside training: the identity."""
 
     rate: float
 
-    @nn.compact
     def __call__(self, x: Float[Array, "B ..."], rows: Rows) -> Float[Array, "B ..."]:
-        if rows is None or self.rate == 0:
-            return x
-        scale, keep_probability = np.asarray(1 / (1 - self.rate), x.dtype), 1 - self.rate
-        if x.dtype == jnp.bfloat16:  # in which 1/0.9 is 1.109: the mean is kept if as much less is dropped
-            keep_probability = 1 / float(scale)
-        keep = keep_mask(self.make_rng("dropout"), keep_probability, x.shape, rows)
-        return jnp.where(keep, x * scale, jnp.zeros_like(x))
+        return dropout(x, self.rate, self.key(rows), rows)
+
+    def key(self, rows: Rows) -> Array | None:
+        """The key of a mask; None where nothing is dropped."""
+        return None if rows is None or self.rate == 0 else self.make_rng("dropout")
+
+
+def dropout(x: Float[Array, "B ..."], rate: float, key: Array | None, rows: Rows) -> Float[Array, "B ..."]:
+    """Zeroes each element with probability `rate` and scales the rest by 1/(1 − rate) (§5.4); without a key, x.
+
+    `rows` are the indices of x's rows in the global batch (see `keep_mask`).
+    """
+    if key is None:
+        return x
+    scale, keep_probability = np.asarray(1 / (1 - rate), x.dtype), 1 - rate
+    if x.dtype == jnp.bfloat16:  # in which 1/0.9 is 1.109: the mean is kept if as much less is dropped
+        keep_probability = 1 / float(scale)
+    keep = keep_mask(key, keep_probability, x.shape, rows)
+    return jnp.where(keep, x * scale, jnp.zeros_like(x))
