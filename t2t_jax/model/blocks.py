@@ -7,10 +7,10 @@ from collections.abc import Callable
 import flax.linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from t2t_jax.model.attention import MultiHeadAttention
+from t2t_jax.model.attention import ATTENTIONS, MultiHeadAttention
 from t2t_jax.model.config import TransformerConfig
 from t2t_jax.model.kv_cache import LayerCache
-from t2t_jax.model.layers import Dropout, FeedForward, LayerNorm, Rows, dropout
+from t2t_jax.model.layers import ACTIVATIONS, Dropout, FeedForward, LayerNorm, Rows, dropout
 
 
 class Sublayer(nn.Module):
@@ -66,10 +66,14 @@ def _forward_of(layer: nn.Module) -> Callable[..., Array]:
 
     Not while they are initialised: Flax's keys would be others, and so all initial parameters.
     """
-    return layer._forward if layer.is_initializing() else layer._traced_once
+    if layer.is_initializing():
+        return layer._forward
+    # The config has only their names, under which there may be another function at the next call.
+    functions = ACTIVATIONS[layer.config.activation], ATTENTIONS[layer.config.attention]
+    return functools.partial(layer._traced_once, functions)
 
 
-@functools.partial(nn.jit, methods=["_traced_once"], rngs=False)
+@functools.partial(nn.jit, methods=["_traced_once"], static_argnums=1, rngs=False)
 class EncoderLayer(nn.Module):
     """Self-attention, then the feed-forward network (§3.1)."""
 
@@ -88,7 +92,7 @@ class EncoderLayer(nn.Module):
         keys = self.attention_dropout.key(rows), *(sublayer.dropout_key(rows) for sublayer in sublayers)
         return _forward_of(self)(x, mask, rows, keys)
 
-    def _traced_once(self, *arrays):
+    def _traced_once(self, functions, *arrays):
         return self._forward(*arrays)
 
     def _forward(self, x, mask, rows, keys):
@@ -102,7 +106,7 @@ class EncoderLayer(nn.Module):
         return self.after_feed_forward(x, self.feed_forward, rows, after_feed_forward)
 
 
-@functools.partial(nn.jit, methods=["_traced_once", "step"], rngs=False)
+@functools.partial(nn.jit, methods=["_traced_once"], static_argnums=1, rngs=False)
 class DecoderLayer(nn.Module):
     """Causal self-attention, cross-attention to the encoder's output, then the feed-forward network (§3.1)."""
 
@@ -133,7 +137,7 @@ class DecoderLayer(nn.Module):
         keys = *of_weights, *(sublayer.dropout_key(rows) for sublayer in sublayers)
         return _forward_of(self)(y, encoded, self_mask, source_mask, rows, keys)
 
-    def _traced_once(self, *arrays):
+    def _traced_once(self, functions, *arrays):
         return self._forward(*arrays)
 
     def _forward(self, y, encoded, self_mask, source_mask, rows, keys):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2t_jax.model.layers import ACTIVATIONS
 from t2t_jax.model.transformer import Transformer
 from tests import tiny
 from tests.tiny import SOURCE_VOCAB, TWO_VOCABULARIES, VARIANTS, VOCAB, B, D, S, T
@@ -115,6 +116,31 @@ def test_the_dropout_masks_of_a_row_depend_on_its_index_in_the_global_batch_only
     expected = logits(inputs, targets)[some]
     np.testing.assert_allclose(logits(inputs[some], targets[some], rows=some), expected, atol=1e-5)
     assert not np.allclose(logits(inputs[some], targets[some]), expected, atol=0.1)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_layers_of_a_stack_share_one_trace_and_have_dropout_masks_of_their_own(remat, monkeypatch):
+    traced = []
+
+    def counted(x):
+        traced.append(x.shape[1])
+        return jax.nn.relu(x)
+
+    monkeypatch.setitem(ACTIVATIONS, "counted", counted)
+    config = dataclasses.replace(tiny.CONFIG, num_layers=3, activation="counted", dropout=0.5)
+    model = Transformer(config, remat=remat)
+    source, target = jnp.ones((2, S), jnp.int32), jnp.ones((2, T), jnp.int32)
+    params = model.init(jax.random.key(0), source, target)["params"]
+    assert len(traced) == 6, "initialised one by one"
+    traced.clear()
+    # Layers that compute the same but for their masks.
+    for stack in ("encoder", "decoder"):
+        params |= {f"{stack}_layers_{n}": params[f"{stack}_layers_0"] for n in range(3)}
+    apply = functools.partial(model.apply, train=True, mutable=["intermediates"], capture_intermediates=True)
+    _, found = jax.jit(apply)({"params": params}, source, target, rngs={"dropout": jax.random.key(1)})
+    assert sorted(traced) == sorted([S, T]), "once for each stack, and not for another function of this name"
+    outputs = [found["intermediates"][f"encoder_layers_{n}"]["__call__"][0] for n in range(3)]
+    assert len({float(jnp.abs(x).sum()) for x in outputs}) == 3
 
 
 def test_attention_dropout_is_its_own_option():
