@@ -11,6 +11,7 @@ import errno
 import logging as std_logging
 import os
 import shutil
+import stat
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -264,8 +265,12 @@ class CheckpointWriter(Checkpoints):
 
 
 def _inode(folder: Path) -> int | None:
-    """The identity of a folder; None where there is none."""
-    return folder.stat().st_ino if folder.is_dir() else None
+    """The identity of a folder; None where there is none. Asked once: between two questions a trainer may delete it."""
+    try:
+        status = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino if stat.S_ISDIR(status.st_mode) else None
 
 
 @contextlib.contextmanager

@@ -338,6 +338,23 @@ def test_a_step_that_is_deleted_while_it_is_read_is_absent_and_not_of_another_mo
         checkpoints.restore(40, shapes())
 
 
+def test_a_step_that_is_deleted_just_after_it_was_found_is_absent(checkpoints, monkeypatch):
+    stat = Path.stat
+
+    def deleted_after(self, **options):
+        found = stat(self, **options)
+        if self == checkpoints.directory / "40":
+            shutil.rmtree(self)
+        return found
+
+    def check_shapes(*_):
+        monkeypatch.setattr(Path, "stat", deleted_after)
+
+    monkeypatch.setattr(checkpoints, "_check_shapes", check_shapes)
+    with pytest.raises(InputError, match="has no checkpoint 40; it has 20, 30"):
+        checkpoints.restore(40, shapes())
+
+
 def test_a_step_that_is_replaced_while_it_is_read_is_read_again(checkpoints, monkeypatch):
     """As an averaged checkpoint is, when it is averaged again."""
     restore = checkpoints._orbax.restore
