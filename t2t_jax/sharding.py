@@ -89,9 +89,8 @@ def of_state(shapes: Any, mesh: Mesh, shard_state: bool) -> Any:
 
 def shapes_of(tree: Any, layout: Any) -> Any:
     """The shapes and dtypes of arrays that have the shardings `layout`, or one sharding all of them."""
-    if isinstance(layout, NamedSharding):
-        layout = jax.tree.map(lambda _: layout, tree)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, layout)
+    with_sharding = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+    return jax.tree.map(with_sharding, tree, jax.tree.broadcast(layout, tree))
 
 
 def rows_of_process(mesh: Mesh, rows: int, multiple: int = 1) -> slice:

@@ -175,17 +175,9 @@ class _ContinuousBatch:
         with contextlib.suppress(IndexError):  # another search may take the last ones
             while len(taken) < shapes.window:
                 taken.append(self._queue.popleft())
-        requests = [request for _, request in taken]
-        inputs = {"inputs": pad([r.ids for r in requests], shapes.window, shapes.source_length)}
-        return Window(
-            source=_source(*self._ensemble, **sharding.put_rows(inputs, self._mesh), mesh=self._mesh),
-            owners=pad([[index for index, _ in taken]], 1, shapes.window)[0],
-            max_lengths=pad([[r.max_length for r in requests]], 1, shapes.window)[0],
-            prefixes=pad([r.prefix for r in requests], shapes.window, shapes.prefix_length),
-            seeds=pad([[r.seed for r in requests]], 1, shapes.window)[0],
-            features=pad([r.features for r in requests], shapes.window, shapes.num_features),
-            count=np.int32(len(taken)),
-        )
+        inputs = {"inputs": pad([request.ids for _, request in taken], shapes.window, shapes.source_length)}
+        source = _source(*self._ensemble, **sharding.put_rows(inputs, self._mesh), mesh=self._mesh)
+        return _window(source, taken, shapes)
 
     def _fit_capacity(self, longest: int) -> None:
         """Resizes to the smallest capacity with 8 free positions, bucket by bucket: only these resizes are compiled."""
@@ -194,6 +186,20 @@ class _ContinuousBatch:
         while (now := self._capacities.index(self._capacity)) != wanted:
             self._capacity = self._capacities[now + (1 if wanted > now else -1)]
             self._state = _resize(self._mesh, self._state, self._capacity)
+
+
+def _window(source: tuple[SourceCache, ...], taken: Sequence[tuple[int, Request]], shapes: Shapes) -> Window:
+    """The window of the requests `taken`, with their indices, whose encoded sources are the first of `source`."""
+    rows, requests = shapes.window, [request for _, request in taken]
+    return Window(
+        source=source,
+        owners=pad([[index for index, _ in taken]], 1, rows)[0],
+        max_lengths=pad([[r.max_length for r in requests]], 1, rows)[0],
+        prefixes=pad([r.prefix for r in requests], rows, shapes.prefix_length),
+        seeds=pad([[r.seed for r in requests]], 1, rows)[0],
+        features=pad([r.features for r in requests], rows, shapes.num_features),
+        count=np.int32(len(taken)),
+    )
 
 
 def _results(found: Finished) -> Iterator[tuple[int, Hypotheses]]:
@@ -365,18 +371,10 @@ def _compile_decode(
 ) -> None:
     """Compiles `_decode` for options of this structure, whatever their numbers."""
     numbers = jax.tree.unflatten(options, [np.float32(0)] * options.num_leaves)
-    params, integers = computed_shapes(modules, mesh), functools.partial(np.zeros, dtype=np.int32)
+    params = computed_shapes(modules, mesh)
     source = jax.eval_shape(functools.partial(_source, modules, mesh=mesh), params, inputs=_inputs(shapes, mesh))
+    window = _window(sharding.shapes_of(source, sharding.replicated(mesh)), [], shapes)
     state = jax.eval_shape(functools.partial(_start, modules, shapes=shapes, capacity=capacity, mesh=mesh), numbers)
-    window = Window(
-        source=sharding.shapes_of(source, sharding.replicated(mesh)),
-        owners=integers(shapes.window),
-        max_lengths=integers(shapes.window),
-        prefixes=integers((shapes.window, shapes.prefix_length)),
-        seeds=integers(shapes.window),
-        features=integers((shapes.window, shapes.num_features)),
-        count=np.int32(0),
-    )
     state = sharding.shapes_of(state, _shardings(state, mesh))
     _decode.lower(modules, numbers, mesh, params, state, window, admitted=np.int32(0), more=True).compile()
 

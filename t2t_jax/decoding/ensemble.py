@@ -1,5 +1,6 @@
 """Ensembles: several models whose probabilities are averaged at each step of a search."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,10 +20,15 @@ class Ensemble(NamedTuple):
     params: tuple[Any, ...]
 
 
+def as_computed(module: Transformer, params: Any) -> Any:
+    """The parameters in the dtype of the computation, so that no step converts them."""
+    return jax.tree.map(lambda x: jnp.asarray(x, module.dtype), params)
+
+
 def computed_shapes(modules: Sequence[Transformer], mesh: Mesh) -> tuple[Any, ...]:
-    """The parameters' shapes, on every device, in the dtype of the computation."""
-    as_computed = lambda module: jax.tree.map(lambda x: x.update(dtype=module.dtype), param_shapes(module))
-    return sharding.shapes_of(tuple(map(as_computed, modules)), sharding.replicated(mesh))
+    """The shapes of the parameters `as_computed`, on every device."""
+    shapes = tuple(jax.eval_shape(functools.partial(as_computed, module), param_shapes(module)) for module in modules)
+    return sharding.shapes_of(shapes, sharding.replicated(mesh))
 
 
 def average_probabilities(logits: Sequence[Float[Array, "*n vocab"]]) -> Float[Array, "*n vocab"]:

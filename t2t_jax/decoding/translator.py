@@ -21,7 +21,7 @@ from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad_pairs
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.continuous_batching import Request, search_all
-from t2t_jax.decoding.ensemble import Ensemble, average_probabilities, computed_shapes
+from t2t_jax.decoding.ensemble import Ensemble, as_computed, average_probabilities, computed_shapes
 from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.hypothesis import Hypothesis, empty, join
 from t2t_jax.decoding.preprocessing import Preprocessor
@@ -60,7 +60,7 @@ class Translator:
         self.vocabularies, self.task = vocabularies, task
         self.preprocessor = Preprocessor(vocabularies, task, max_length, _learned_positions(ensemble))
         self.mesh = mesh or sharding.make_mesh()
-        params = tuple(_as_computed(*pair) for pair in zip(*ensemble, strict=True))
+        params = tuple(as_computed(*pair) for pair in zip(*ensemble, strict=True))
         self.ensemble = Ensemble(ensemble.modules, jax.device_put(params, sharding.replicated(self.mesh)))
 
     def translate(
@@ -294,11 +294,6 @@ def _learned_positions(ensemble: Ensemble) -> int | None:
     """The fewest positions that a model of the ensemble has learned; None if none learns them."""
     configs = [module.config for module in ensemble.modules]
     return min((config.max_positions for config in configs if config.positions == "learned"), default=None)
-
-
-def _as_computed(module: Transformer, params: Any) -> Any:
-    """The parameters in the dtype of the computation, so that no step converts them."""
-    return jax.tree.map(lambda x: jnp.asarray(x, module.dtype), params)
 
 
 @functools.partial(jax.jit, static_argnames="modules")

@@ -61,24 +61,30 @@ def _attention(config, fused, query_gain, key_value_gain, window=0):
     )
 
 
-def _forward_of(layer: nn.Module) -> Callable[..., Array]:
-    """The layer's forward pass, which the layers of a stack trace together: tracing takes half of the time.
-
-    Not while they are initialised: Flax's keys would be others, and so all initial parameters.
-    """
-    if layer.is_initializing():
-        return layer._forward
-    # The config has only their names, under which there may be another function at the next call.
-    functions = ACTIVATIONS[layer.config.activation], ATTENTIONS[layer.config.attention]
-    return functools.partial(layer._traced_once, functions)
-
-
-@functools.partial(nn.jit, methods=["_traced_once"], static_argnums=1, rngs=False)
-class EncoderLayer(nn.Module):
-    """Self-attention, then the feed-forward network (§3.1)."""
+class _Layer(nn.Module):
+    """A layer, whose forward pass `_forward` all layers of a stack trace together: tracing takes half of the time."""
 
     config: TransformerConfig
     fused_attention: bool
+
+    def _apply(self, *arrays):
+        """Initialised one by one: with a shared trace Flax's keys, and so all initial parameters, would be others."""
+        if self.is_initializing():
+            return self._forward(*arrays)
+        # The config has only their names, under which there may be another function at the next call.
+        functions = ACTIVATIONS[self.config.activation], ATTENTIONS[self.config.attention]
+        return self._traced_once(functions, *arrays)
+
+    def _traced_once(self, functions, *arrays):
+        return self._forward(*arrays)
+
+
+_sharing_a_trace = functools.partial(nn.jit, methods=["_traced_once"], static_argnums=1, rngs=False)
+
+
+@_sharing_a_trace
+class EncoderLayer(_Layer):
+    """Self-attention, then the feed-forward network (§3.1)."""
 
     def setup(self):
         self.self_attention = self_attention(self.config, self.fused_attention)
@@ -90,10 +96,7 @@ class EncoderLayer(nn.Module):
     def __call__(self, x: Float[Array, "B S D"], mask: Bool[Array, "B 1 #S S"], rows: Rows) -> Float[Array, "B S D"]:
         sublayers = self.after_self_attention, self.after_feed_forward
         keys = self.attention_dropout.key(rows), *(sublayer.dropout_key(rows) for sublayer in sublayers)
-        return _forward_of(self)(x, mask, rows, keys)
-
-    def _traced_once(self, functions, *arrays):
-        return self._forward(*arrays)
+        return self._apply(x, mask, rows, keys)
 
     def _forward(self, x, mask, rows, keys):
         of_weights, after_attention, after_feed_forward = keys
@@ -106,12 +109,9 @@ class EncoderLayer(nn.Module):
         return self.after_feed_forward(x, self.feed_forward, rows, after_feed_forward)
 
 
-@functools.partial(nn.jit, methods=["_traced_once"], static_argnums=1, rngs=False)
-class DecoderLayer(nn.Module):
+@_sharing_a_trace
+class DecoderLayer(_Layer):
     """Causal self-attention, cross-attention to the encoder's output, then the feed-forward network (§3.1)."""
-
-    config: TransformerConfig
-    fused_attention: bool
 
     def setup(self):
         self.self_attention = self_attention(self.config, self.fused_attention)
@@ -135,10 +135,7 @@ class DecoderLayer(nn.Module):
         sublayers = self.after_self_attention, self.after_cross_attention, self.after_feed_forward
         of_weights = self.self_attention_dropout.key(rows), self.cross_attention_dropout.key(rows)
         keys = *of_weights, *(sublayer.dropout_key(rows) for sublayer in sublayers)
-        return _forward_of(self)(y, encoded, self_mask, source_mask, rows, keys)
-
-    def _traced_once(self, functions, *arrays):
-        return self._forward(*arrays)
+        return self._apply(y, encoded, self_mask, source_mask, rows, keys)
 
     def _forward(self, y, encoded, self_mask, source_mask, rows, keys):
         of_self, of_source, after_self_attention, after_cross_attention, after_feed_forward = keys
