@@ -15,6 +15,7 @@ Two plain-text files, detokenised, one sentence a line. Scores of different prot
 - chrf: sacreBLEU's chrF2, character n-grams up to order 6.
 """
 
+import functools
 import json
 import re
 import sys
@@ -24,8 +25,6 @@ from typing import Any
 
 from absl import logging
 from sacrebleu.metrics import BLEU, CHRF
-from sacremoses import MosesPunctNormalizer, MosesTokenizer
-from sacremoses.corpus import NonbreakingPrefixes
 
 from t2t_jax.argument_parser import argument_parser
 from t2t_jax.data.languages import base_language
@@ -37,8 +36,6 @@ from t2t_jax.files import read_text
 # Of languages without spaces between words, where to 13a a sentence is one token. sacreBLEU's own choice for Japanese
 # needs MeCab, so that scores would depend on what is installed.
 _TOKENIZERS = {"zh": "zh", "yue": "zh"} | dict.fromkeys(("ja", "th", "lo", "km", "my", "bo", "dz"), "char")
-# Moses takes English rules for languages that it does not know.
-LANGUAGES = frozenset(NonbreakingPrefixes().available_langs.values()) | _TOKENIZERS.keys()
 SPLIT_LANGUAGES = ("de",)
 NEWSTEST2014 = {2737: "filtered", 3003: "full"}  # number of sentences of its two editions
 
@@ -66,6 +63,14 @@ def corpus_scores(
     if target_language is None:
         return scores
     return _moses_scores(hypotheses, references, target_language, lowercase) | scores
+
+
+@functools.cache
+def known_languages() -> frozenset[str]:
+    """Those of which all scores are known. Moses takes English rules for languages that it does not know."""
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    return frozenset(NonbreakingPrefixes().available_langs.values()) | _TOKENIZERS.keys()
 
 
 def tokenizer(target_language: str | None) -> str:
@@ -100,9 +105,11 @@ def _moses_scores(
     hypotheses: Sequence[str], references: Sequence[str], language: str, lowercase: bool
 ) -> dict[str, Any]:
     """paper_bleu, tokenized_bleu and lowercased_bleu with their signatures."""
-    if language not in LANGUAGES:
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer  # half a second
+
+    if language not in known_languages():
         raise InputError(
-            f"target_language: Moses has no rules for {language!r}, only for {', '.join(sorted(LANGUAGES))}; "
+            f"target_language: Moses has no rules for {language!r}, only for {', '.join(sorted(known_languages()))}; "
             "without target_language, only sacreBLEU and chrF are computed"
         )
     tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
@@ -126,8 +133,11 @@ def _moses_scores(
     }
 
 
-def moses_tokens(line: str, tokenizer: MosesTokenizer) -> str:
-    """The tokens of a line, separated by spaces, as Moses' tokenizer.perl prints them: & escaped, hyphens not split."""
+def moses_tokens(line: str, tokenizer: Any) -> str:
+    """The tokens of a line, separated by spaces, as Moses' tokenizer.perl prints them: & escaped, hyphens not split.
+
+    `tokenizer` is a sacremoses.MosesTokenizer.
+    """
     return tokenizer.tokenize(line, aggressive_dash_splits=False, escape=True, return_str=True)
 
 

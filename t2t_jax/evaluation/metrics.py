@@ -7,7 +7,7 @@ from typing import Any
 from absl import logging
 
 from t2t_jax.data.languages import base_language
-from t2t_jax.evaluation.bleu import LANGUAGES, corpus_scores
+from t2t_jax.evaluation.bleu import corpus_scores, known_languages
 from t2t_jax.evaluation.brackets import bracket_scores
 
 
@@ -43,7 +43,7 @@ def _bleu(
 ) -> dict[str, Any]:
     """The five protocols of bleu.py; sacreBLEU and chrF alone where Moses has no rules for the language."""
     del sources
-    if target_language is not None and base_language(target_language) not in LANGUAGES:
+    if target_language is not None and base_language(target_language) not in known_languages():
         message = "data.target_language=%s: Moses has no rules for it; no score of Moses tokens"
         logging.log_first_n(logging.WARNING, message, 1, target_language)  # dev sets are evaluated often
         target_language = None
