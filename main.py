@@ -251,8 +251,9 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
         "output_format": ("text", ["text", "jsonl"], "Of --mode=translate; jsonl has scores too."),
         "dtype": (
             None,
-            ["float32", "bfloat16"],
-            "Computation dtype of the model; default: float32, for evaluate the config's evaluate.dtype.",
+            ["float32", "bfloat16", "int8"],
+            "Computation dtype of the model, int8 of its matrix products only; default: float32, for evaluate the "
+            "config's evaluate.dtype.",
         ),
         "early_stop": (
             None,

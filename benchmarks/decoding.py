@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import decoding_parsing, measure
+from t2t_jax.decoding.ensemble import DTYPES
 from t2t_jax.errors import exit_code_of
 from t2t_jax.threads import available_cores
 
@@ -60,8 +61,7 @@ def main() -> None:
 def forced_steps(run: Path, rounds: int) -> dict[str, float]:
     """The first table: random weights, a fixed number of decoding steps."""
     systems = [
-        measure.System("ours float32", our_batches, run, "float32"),
-        measure.System("ours bfloat16", our_batches, run, "bfloat16"),
+        *(measure.System(f"ours {dtype}", our_batches, run, dtype) for dtype in DTYPES),
         *their_systems(their_batches, run),
     ]
     print(f"\n{'seconds a batch, ratio to CTranslate2 float32':<46}" + "".join(f"{s.name:>32}" for s in systems))
@@ -87,6 +87,8 @@ def forced_steps(run: Path, rounds: int) -> dict[str, float]:
         "f32_b64_time_vs_ct2_f32": ratio("b64 beam 4", "float32", "float32"),
         "bf16_b16_time_vs_ct2_int8": ratio("b16 beam 4", "bfloat16", "int8"),
         "bf16_b64_time_vs_ct2_int8": ratio("b64 beam 4", "bfloat16", "int8"),
+        "int8_b16_time_vs_ct2_int8": ratio("b16 beam 4", "int8", "int8"),
+        "int8_b64_time_vs_ct2_int8": ratio("b64 beam 4", "int8", "int8"),
         "greedy_f32_b16_time_vs_ct2_f32": ratio("b16 greedy", "float32", "float32"),
     }
 
@@ -121,7 +123,7 @@ def real_text(run: Path, rounds: int) -> dict[str, float]:
     systems = [
         *(
             measure.System(f"ours {dtype}, {rule}", our_text, run, dtype, rule, sources)
-            for dtype in ("float32", "bfloat16")
+            for dtype in DTYPES
             for rule in ("exact", "beam_full")
         ),
         *their_systems(their_text, run, sources),
@@ -148,8 +150,10 @@ def real_text(run: Path, rounds: int) -> dict[str, float]:
         "ct2_latency_p95_ms": float(theirs[1]),
         "real_text_speed_vs_ct2_f32": speed["ours float32, exact"],
         "real_text_bf16_speed_vs_ct2_f32": speed["ours bfloat16, exact"],
+        "real_text_int8_speed_vs_ct2_f32": speed["ours int8, exact"],
         "real_text_beam_full_speed_vs_ct2_f32": speed["ours float32, beam_full"],
         "real_text_beam_full_bf16_speed_vs_ct2_f32": speed["ours bfloat16, beam_full"],
+        "real_text_beam_full_int8_speed_vs_ct2_f32": speed["ours int8, beam_full"],
     }
 
 

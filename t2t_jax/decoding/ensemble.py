@@ -1,5 +1,6 @@
 """Ensembles: several models whose probabilities are averaged at each step of a search."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from t2t_jax import sharding
+from t2t_jax.model.quantization import quantize
 from t2t_jax.model.transformer import Transformer, param_shapes
 
 
@@ -20,9 +22,19 @@ class Ensemble(NamedTuple):
     params: tuple[Any, ...]
 
 
+DTYPES = ("float32", "bfloat16", "int8")
+
+
+def computing_in(dtype: str, model: Transformer) -> Transformer:
+    """The model that decodes in one of `DTYPES`; with int8, all but the matrix products is computed in float32."""
+    int8 = dtype == "int8"
+    return dataclasses.replace(model, dtype=jnp.dtype("float32" if int8 else dtype), int8=int8)
+
+
 def as_computed(module: Transformer, params: Any) -> Any:
     """The parameters in the dtype of the computation, so that no step converts them."""
-    return jax.tree.map(lambda x: jnp.asarray(x, module.dtype), params)
+    params = jax.tree.map(lambda x: jnp.asarray(x, module.dtype), params)
+    return quantize(params) if module.int8 else params
 
 
 def computed_shapes(modules: Sequence[Transformer], mesh: Mesh) -> tuple[Any, ...]:

@@ -21,7 +21,14 @@ from t2t_jax.decoding.attention_maps import AttentionMaps, attention_maps
 from t2t_jax.decoding.batch_shapes import bucket_rows, by_bucket, pad_pairs
 from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.continuous_batching import Request, search_all
-from t2t_jax.decoding.ensemble import Ensemble, as_computed, average_probabilities, computed_shapes
+from t2t_jax.decoding.ensemble import (
+    DTYPES,
+    Ensemble,
+    as_computed,
+    average_probabilities,
+    computed_shapes,
+    computing_in,
+)
 from t2t_jax.decoding.grammars import grammar_of
 from t2t_jax.decoding.hypothesis import Hypothesis, empty, join
 from t2t_jax.decoding.preprocessing import Preprocessor
@@ -282,9 +289,9 @@ def load(path: str | Path, step: int | str | None = None, *, dtype: str = "float
 
 
 def translator_of(members: Sequence[TrainedModel], dtype: str) -> Translator:
-    """The translator of one model, or of an ensemble, that computes in 'float32' or 'bfloat16'."""
-    computed = jnp.dtype(choice("dtype", dtype, ["float32", "bfloat16"]))
-    modules = tuple(dataclasses.replace(member.model, dtype=computed) for member in members)
+    """The translator of one model, or of an ensemble, that computes in one of `ensemble.DTYPES`."""
+    choice("dtype", dtype, DTYPES)
+    modules = tuple(computing_in(dtype, member.model) for member in members)
     max_length = min(member.run.config["data"]["max_length"] for member in members)
     ensemble = Ensemble(modules, tuple(member.params for member in members))
     return Translator(ensemble, members[0].vocabularies, max_length=max_length, task=members[0].task)

@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from t2t_jax.model.platform import platform
+from t2t_jax.model.quantization import QuantizedMatrix, dense_int8
 
 
 def matmul_output_dtype(dtype: DTypeLike) -> DTypeLike:
@@ -54,12 +55,14 @@ _einsum.defvjp(_forward, _backward)
 
 
 def dense(
-    x: Float[Array, "B T M"], kernel: Float[Array, "M N"], bias: Float[Array, " N"] | None = None
+    x: Float[Array, "B T M"], kernel: Float[Array, "M N"] | QuantizedMatrix, bias: Float[Array, " N"] | None = None
 ) -> Float[Array, "B T N"]:
     """x · kernel + bias in x's dtype."""
     # Backward in float32, XLA on CPU computes the kernel's gradient without copying x only if both are matrices.
     # In bfloat16 its only fast kernel is the one that copies.
-    if x.dtype == jnp.float32:
+    if isinstance(kernel, QuantizedMatrix):
+        y = dense_int8(x, kernel)
+    elif x.dtype == jnp.float32:
         y = einsum("rm,mn->rn", x.reshape(-1, x.shape[-1]), kernel, x.dtype).reshape(*x.shape[:2], -1)
     else:
         y = einsum("btm,mn->btn", x, kernel, x.dtype)

@@ -22,9 +22,10 @@ from t2t_jax.model.platform import platform
 class Transformer(nn.Module):
     """The Transformer (§3). Id 0 is padding and the start symbol; id 1 is EOS, which ends source and target.
 
-    Parameters are float32; `dtype` is that of the computation. `fused_attention` uses `attention.fused_attention` for
-    whole sentences; cached decoding never does. `remat` is rematerialisation: the backward pass keeps only the output
-    of each layer and recomputes the rest.
+    Parameters are float32; `dtype` is that of the computation. With `int8`, for decoding, the matrices among them are
+    quantized (`quantization.quantize`), and `dtype` is that of everything but the products. `fused_attention` uses
+    `attention.fused_attention` for whole sentences; cached decoding never does. `remat` is rematerialisation: the
+    backward pass keeps only the output of each layer and recomputes the rest.
 
     Training (`train=True`) needs a key as `rngs={'dropout': key}`. `rows` are the indices of the given rows in the
     global batch (default: 0, 1, …). A dropout mask depends on the key and this index only, not on the other rows.
@@ -37,6 +38,7 @@ class Transformer(nn.Module):
     dtype: DTypeLike = jnp.float32
     fused_attention: bool = False
     remat: bool = False
+    int8: bool = False
 
     def setup(self):
         config = self.config

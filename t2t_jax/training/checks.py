@@ -16,6 +16,7 @@ from t2t_jax.data.bucketing import BUCKETINGS
 from t2t_jax.data.corpora import choose_corpus
 from t2t_jax.data.store_settings import StoreSettings
 from t2t_jax.data.task import Vocabularies, task_of
+from t2t_jax.decoding.ensemble import DTYPES
 from t2t_jax.decoding.grammars import check_grammar, grammar_of
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.errors import InputError, Range, choice
@@ -78,7 +79,7 @@ def check_config(config: ConfigDict) -> None:
     choice("optimizer.schedule", config.optimizer.schedule, SCHEDULES, is_open=True)
     choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
     choice("train.on_nonfinite", config.train.on_nonfinite, ["halt", "skip"])
-    choice("evaluate.dtype", config.evaluate.dtype, ["float32", "bfloat16"])
+    choice("evaluate.dtype", config.evaluate.dtype, DTYPES)
     if config.checkpoint.average_last > config.checkpoint.keep:
         raise InputError(
             f"checkpoint.average_last={config.checkpoint.average_last} needs checkpoint.keep to be at least as many; "

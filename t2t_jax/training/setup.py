@@ -19,7 +19,7 @@ from t2t_jax.data.mixture import Mixture
 from t2t_jax.data.preparation import open_store
 from t2t_jax.data.task import Task, task_of
 from t2t_jax.data.token_store import TokenStore
-from t2t_jax.decoding.ensemble import Ensemble
+from t2t_jax.decoding.ensemble import Ensemble, computing_in
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer, TransformerConfig
@@ -109,7 +109,7 @@ def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.Gradie
 def make_translator(experiment: Experiment, params: Any) -> Translator:
     """What `t2t_jax.load` would return for a checkpoint with these parameters, on the devices of this process."""
     config, store, mesh = experiment.config, experiment.store, experiment.mesh
-    module = Transformer(experiment.model.config, jnp.dtype(config.evaluate.dtype))
+    module = computing_in(config.evaluate.dtype, Transformer(experiment.model.config))
     ensemble = Ensemble((module,), (sharding.gather_arrays(params, mesh),))
     return Translator(
         ensemble,
