@@ -101,7 +101,8 @@ def average(args: flags.FlagValues) -> None:
 
     with local_runs(workdir) as folder:
         run = RunFolder.open(folder)
-        done = average_run(run.checkpoints, run.averaged, last=args.last, steps=step_list(args.steps))
+        final = run.config.get("train", {}).get("train_steps")  # an imported run has no such section
+        done = average_run(run.checkpoints, run.averaged, last=args.last, steps=step_list(args.steps), final=final)
     print(f"{workdir.rstrip('/')}/averaged/{done.step}: average of {done.metadata['averaged_steps']}")
 
 

@@ -77,10 +77,10 @@ class Checkpoints:
         with os.scandir(self.directory) as entries:
             return sorted(int(entry.name) for entry in entries if entry.name.isdecimal() and entry.is_dir())
 
-    def lasting_steps(self) -> list[int]:
-        """`steps` without a provisional one, unless there is no other."""
+    def steps_to_average(self, final: int | None) -> list[int]:
+        """`steps` without a provisional one, unless there is no other or it is the `final` one, the last of its run."""
         steps = self.steps()
-        return [step for step in steps if not self._is_provisional(step)] or steps
+        return [step for step in steps if step == final or not self._is_provisional(step)] or steps
 
     def _is_provisional(self, step: int) -> bool:
         return (self._folder(step) / _PROVISIONAL).exists()
@@ -212,7 +212,8 @@ class Checkpoints:
 class CheckpointWriter(Checkpoints):
     """Saves checkpoints to one folder and keeps the newest `keep` and a provisional one; for the processes that train.
 
-    A provisional checkpoint is one to resume from, not one to average: the next save deletes it.
+    A provisional checkpoint is one to resume from, not one to average, unless the run ends there: the next save deletes
+    it.
     """
 
     def __init__(self, directory: Path, keep: int | None = None):
@@ -385,14 +386,14 @@ def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter)
     return Checkpoint(steps[-1], params, None, metadata)
 
 
-def average_last(source: Checkpoints, count: int, target: CheckpointWriter, *, lasting: bool = False) -> Checkpoint:
+def average_last(source: Checkpoints, count: int, target: CheckpointWriter, final: int | None = None) -> Checkpoint:
     """`average` of the newest `count` undamaged checkpoints, or of as many as there are; warns if damage is why.
 
-    Those that are `lasting` do not depend on when the run was stopped. At its end, the newest is always the last step.
+    Of the provisional ones only that of the run's `final` step counts, so that no stop changes the average.
     """
 
     def read() -> Checkpoint:
-        known = source.lasting_steps() if lasting else source.steps()
+        known = source.steps_to_average(final)
         steps = source.newest_good(count, known)
         if not steps:
             raise DamagedError(f"{source.directory}: no undamaged checkpoint; there is nothing to average")
@@ -403,10 +404,12 @@ def average_last(source: Checkpoints, count: int, target: CheckpointWriter, *, l
     return source.read_newest(read)
 
 
-def average_run(checkpoints: Path, averaged: Path, *, last: int | None, steps: Sequence[int] | None) -> Checkpoint:
+def average_run(
+    checkpoints: Path, averaged: Path, *, last: int | None, steps: Sequence[int] | None, final: int | None = None
+) -> Checkpoint:
     """Averages the last `last` checkpoints, or those at `steps`, into the folder `averaged`, replacing what it held.
 
-    A provisional checkpoint is averaged only where it is named, or the only one.
+    A provisional checkpoint is averaged only where it is named, the only one, or that of the run's `final` step.
     """
     source, target = Checkpoints(checkpoints), CheckpointWriter(averaged, keep=1)
     if (last is None) == (steps is None):
@@ -415,9 +418,9 @@ def average_run(checkpoints: Path, averaged: Path, *, last: int | None, steps: S
         for step in steps:
             source.verify(step)
         return average(source, sorted(steps), target)
-    known = len(source.lasting_steps())
+    known = len(source.steps_to_average(final))
     if not known:
         raise InputError(f"workdir: {checkpoints.parent} has no checkpoints to average")
     if not 1 <= last <= known:
         raise InputError(f"last must be between 1 and the {known} checkpoints in {checkpoints}; got {last}")
-    return average_last(source, last, target, lasting=True)
+    return average_last(source, last, target, final)

@@ -259,15 +259,16 @@ def test_a_provisional_step_is_kept_beside_the_others_until_the_next_save(checkp
     assert checkpoints.steps() == [30, 40, 50]
 
 
-def test_a_provisional_step_is_averaged_only_by_name_or_alone(checkpoints, tmp_path):
+def test_a_provisional_step_is_averaged_only_by_name_or_alone_or_at_the_end_of_the_run(checkpoints, tmp_path):
     """So that a run that was stopped has the average of one that was not."""
     checkpoints.save(42, tree(42.0), None, {}, provisional=True)
 
-    def averaged(last=None, steps=None):
-        found = average_run(checkpoints.directory, tmp_path / "averaged", last=last, steps=steps)
+    def averaged(last=None, steps=None, final=60):
+        found = average_run(checkpoints.directory, tmp_path / "averaged", last=last, steps=steps, final=final)
         return found.metadata["averaged_steps"]
 
     assert averaged(last=2) == [30, 40] and averaged(steps=[40, 42]) == [40, 42]
+    assert averaged(last=2, final=42) == [40, 42]
     with pytest.raises(InputError, match="last must be between 1 and the 3 checkpoints"):
         averaged(last=4)
     for step in (20, 30, 40):

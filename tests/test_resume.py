@@ -92,6 +92,10 @@ def test_a_run_stopped_between_two_checkpoints_averages_the_same_ones_and_evalua
     assert parts["test"] == whole["test"]
     assert evaluations(tmp_path / "parts") == evaluations(tmp_path / "whole")
 
+    # Step 10 was the last one and counted; of a longer run it is one off schedule.
+    config.train.train_steps = 13
+    assert train(config, str(tmp_path / "parts"))["averaged_steps"] == [8, 12, 13]
+
 
 def test_checkpoints_by_time_are_not_averaged_where_others_are_saved_by_steps(tmp_path):
     """Here every step saves by time."""

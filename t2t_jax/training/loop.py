@@ -122,9 +122,10 @@ def train_in(
             # A stop can't wait for minutes: the scheduler kills after 30 s. The resumed run evaluates instead.
             if evaluate_steps(step) and not stop:
                 evaluate_dev(experiment, state, step, progress)
-            on_schedule = save_steps(step) or step == train_steps
-            if on_schedule or save_now or stop:
-                # Neither the clock nor a stop changes which checkpoints are averaged where they are saved by steps.
+            on_schedule = save_steps(step)
+            if on_schedule or step == train_steps or save_now or stop:
+                # Where they are saved by steps, no clock, no stop and no end that is put off later changes which
+                # checkpoints are averaged.
                 provisional = not on_schedule and config.checkpoint.interval_steps > 0
                 save(experiment, state, step, checkpoints, run, progress, provisional)
             if stop and step < train_steps:

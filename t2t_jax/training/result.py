@@ -22,7 +22,8 @@ from t2t_jax.training.setup import Experiment, make_translator
 def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, progress: Progress) -> dict[str, Any]:
     """Averages the last checkpoints, evaluates on the test set, writes result.json."""
     config, store = experiment.config, experiment.store
-    averaged = average_last(checkpoints, config.checkpoint.average_last, CheckpointWriter(run.averaged, keep=1))
+    target = CheckpointWriter(run.averaged, keep=1)
+    averaged = average_last(checkpoints, config.checkpoint.average_last, target, final=config.train.train_steps)
     translator = make_translator(experiment, averaged.params)
     language = config.data.target_language
     with engine.search_out_of_memory():
