@@ -58,6 +58,7 @@ _LATER_FIELDS = {
     "model.logits_bias": False,
     "optimizer.name": "adam",
     "optimizer.schedule": "inverse_sqrt",
+    "train.loss": "label_smoothed",
     "train.on_nonfinite": "halt",
     "train.r_drop": 0.0,
 }

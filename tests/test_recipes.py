@@ -20,6 +20,7 @@ from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.model.attention import ATTENTIONS, check_variant, scaled_dot_product_attention
 from t2t_jax.model.layers import ACTIVATIONS, POSITIONS
 from t2t_jax.training.loop import train
+from t2t_jax.training.loss import LOSSES
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 from tests import tiny
 from tests.model.test_kv_cache import start_decoding, step
@@ -45,12 +46,34 @@ def test_a_schedule(tmp_path, monkeypatch):
     assert rates == pytest.approx([0.01 * (1 - n / 6) for n in (1, 3, 5)])  # of updates 2, 4 and 6, counted from 0
 
 
+def test_a_loss(tmp_path, monkeypatch):
+    """Cross-entropy with a penalty of large logits; its sums are logged per token, and a resumed run goes on."""
+
+    def penalised(model, fields):
+        def loss_fn(params, batch, key):
+            logits = model.apply({"params": params}, **batch, train=True, rngs={"dropout": key})
+            is_token = batch["targets"] != 0
+            log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), batch["targets"][..., None], axis=-1)[..., 0]
+            of_size = jnp.where(is_token, jax.nn.logsumexp(logits, axis=-1) ** 2, 0).sum()
+            loss = 1e-4 * of_size - jnp.where(is_token, log_probs, 0).sum()
+            return loss, {"loss": loss, "z_squared": of_size, "target_tokens": is_token.sum().astype(jnp.float32)}
+
+        return loss_fn
+
+    monkeypatch.setitem(LOSSES, "penalised", penalised)
+    config = tiny_config(tmp_path, train__loss="penalised", train__train_steps=2)
+    for config.train.train_steps in (2, 4):
+        train(config, str(tmp_path / "run"))
+    records = [record for record in logged(tmp_path / "run") if "loss" in record]
+    assert len(records) == 2 and all(record["z_squared"] > 1 and "nll" not in record for record in records)
+
+
 def test_a_metric(tmp_path, monkeypatch, capsys):
     seen = []
 
     def count(sources, outputs, references, language, lowercase):
         seen.append(list(zip(sources, outputs, references, strict=True)))
-        return {"words": sum(len(output.split()) for output in outputs)}
+        return {"words": np.float32(sum(len(output.split()) for output in outputs))}
 
     monkeypatch.setitem(METRICS, "words", Metric(count, {"words": "words"}))
     monkeypatch.setitem(TASKS, "talking", Task(CORPORA, "words"))
@@ -190,6 +213,6 @@ def test_an_activation_which_only_its_script_can_read_again(tmp_path, monkeypatc
 
 def test_every_recipe_touches_at_most_three_files():
     rows = re.findall(r"^\| (a[^|]*) \| (.*) \|$", PAGE, flags=re.M)
-    assert len(rows) == 11
+    assert len(rows) == 12
     for what, touched in rows:
         assert 1 <= len(touched.split(" · ")) <= 3, what

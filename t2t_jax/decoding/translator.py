@@ -299,8 +299,8 @@ def translator_of(members: Sequence[TrainedModel], dtype: str) -> Translator:
 
 def _learned_positions(ensemble: Ensemble) -> int | None:
     """The fewest positions that a model of the ensemble has learned; None if none learns them."""
-    configs = [module.config for module in ensemble.modules]
-    return min((config.max_positions for config in configs if config.positions == "learned"), default=None)
+    learned = [module.config.learned_positions for module in ensemble.modules]
+    return min((count for count in learned if count is not None), default=None)
 
 
 @functools.partial(jax.jit, static_argnames="modules")

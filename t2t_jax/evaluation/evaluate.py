@@ -112,8 +112,9 @@ def evaluate(
     sources, references = sources[:decode_sentences], references[:decode_sentences]
     decoded = sharding.share_out(decode, sources)
     outputs, search = [text for text, _ in decoded], check_options(**options)
+    lowercase = translator.vocabularies.target.lowercases
     scores |= {
-        **metric.score(sources, outputs, references, target_language, translator.vocabularies.target.lowercases),
+        **_plain(metric.score(sources, outputs, references, target_language, lowercase)),
         "headline": metric.headline,
         **{option: getattr(search, option) for option in _RECORDED},
     }
@@ -121,6 +122,11 @@ def evaluate(
         scores |= _well_formed([repairs for _, repairs in decoded])
         scores["constrained"] = options.get("constrained", False)
     return Evaluation(scores, outputs, metric)
+
+
+def _plain(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Python's numbers in place of NumPy's and JAX's, which JSON does not have."""
+    return {name: value.item() if hasattr(value, "item") else value for name, value in scores.items()}
 
 
 def _well_formed(repairs: Sequence[Mapping[str, int]]) -> dict[str, Any]:

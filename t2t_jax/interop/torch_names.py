@@ -26,6 +26,11 @@ _NORMS = {
     "after_cross_attention": "encoder_attn_layer_norm",
     "after_feed_forward": "final_layer_norm",
 }
+# What is not of the layers: embeddings.py has its forms in other systems.
+_OTHERS = (
+    "embedding", "source_embedding", "target_embedding", "softmax", "logits_bias",
+    "source_positions", "target_positions",
+)  # fmt: skip
 
 
 class _Entry(NamedTuple):
@@ -46,9 +51,17 @@ class _Entry(NamedTuple):
 
 
 def to_torch(params: Params, config: TransformerConfig) -> State:
-    """The parameters of all encoder and decoder layers; without `attention_bias` those biases are zeros."""
-    ours, state = flatten_dict(params), {}
-    for entry in _entries(config):
+    """The parameters of all encoder and decoder layers; without `attention_bias` those biases are zeros.
+
+    Refuses a model with parameters that only we have, those of a field of one's own.
+    """
+    ours, state, entries = flatten_dict(params), {}, list(_entries(config))
+    known = {entry.path for entry in entries}
+    if unknown := sorted(path for path in ours if path not in known and path[0] not in _OTHERS):
+        raise InputError(
+            f"model: {'/'.join(unknown[0])} has no name in the other system; --format=safetensors keeps it"
+        )
+    for entry in entries:
         value = np.zeros(entry.shape) if entry.path is None else np.asarray(ours[entry.path])
         state[entry.name] = np.ascontiguousarray(value.reshape(entry.their_shape[::-1]).T, np.float32)
     return state

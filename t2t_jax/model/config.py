@@ -78,6 +78,11 @@ class TransformerConfig:
             )
 
     @property
+    def learned_positions(self) -> int | None:
+        """How many positions the encoding has learned, the `length` of its module; None: it has all of them."""
+        return getattr(POSITIONS[self.positions](self.max_positions, self.d_model), "length", None)
+
+    @property
     def parameter_count(self) -> int:
         """Number of trained values (Table 3's last column), by formula: no time and no memory for any size."""
         heads = self.num_heads * (2 * self.d_k + 2 * self.d_v)
@@ -89,6 +94,6 @@ class TransformerConfig:
         norms = 2 * 2 if self.norm == "pre" else 0
         source_ids = self.vocab_size if self.source_vocab_size is None else self.source_vocab_size
         embeddings = self.vocab_size if self.share_embeddings else source_ids + 2 * self.vocab_size
-        positions = 2 * self.max_positions if self.positions == "learned" else 0
+        positions = 2 * (self.learned_positions or 0)
         bias = self.vocab_size if self.logits_bias else 0
         return self.num_layers * layer + (norms + embeddings + positions) * self.d_model + bias

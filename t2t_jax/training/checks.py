@@ -24,6 +24,7 @@ from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.model.attention import check_variant
 from t2t_jax.model.transformer import TransformerConfig
 from t2t_jax.training.device_defaults import deterministic_operations
+from t2t_jax.training.loss import LOSSES
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 
 _STEPS = 2**31 - 1  # steps are counted in int32
@@ -66,7 +67,7 @@ def check(config: ConfigDict) -> None:
 
 
 def check_config(config: ConfigDict) -> None:
-    """`check` without the memory of this machine. Uses no device."""
+    """`check` without the memory of this machine. Uses no device, unless to compute an attention of one's own."""
     for field, allowed in _RANGES.items():
         section, name = field.split(".")
         allowed.check(field, config[section][name])
@@ -77,6 +78,7 @@ def check_config(config: ConfigDict) -> None:
     check_decoding(config)
     choice("optimizer.name", config.optimizer.name, OPTIMIZERS, is_open=True)
     choice("optimizer.schedule", config.optimizer.schedule, SCHEDULES, is_open=True)
+    choice("train.loss", config.train.loss, LOSSES, is_open=True)
     choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
     choice("train.on_nonfinite", config.train.on_nonfinite, ["halt", "skip"])
     choice("evaluate.dtype", config.evaluate.dtype, DTYPES)
@@ -102,12 +104,12 @@ def check_data(config: ConfigDict) -> None:
 
 def check_model(config: ConfigDict) -> None:
     """Refuses more positions than are learned, and sizes or an attention that do not fit together."""
-    if config.model.positions == "learned" and config.data.max_length > config.model.max_positions:
+    learned = _model_config(config).learned_positions
+    if learned is not None and config.data.max_length > learned:
         raise InputError(
-            f"data.max_length={config.data.max_length}: the model learns model.max_positions="
-            f"{config.model.max_positions} positions; lower the first or raise the second"
+            f"data.max_length={config.data.max_length}: the model learns model.max_positions={learned} positions; "
+            "lower the first or raise the second"
         )
-    _model_config(config)
     if config.model.attention != "dot_product":
         check_variant(config.model.attention, config.model.num_heads, config.model.d_k, config.model.d_v)
 

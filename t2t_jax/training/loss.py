@@ -6,6 +6,8 @@ for all of a microbatch). `smoothed_cross_entropy_reference` is the same formula
 
 import functools
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -180,6 +182,12 @@ def label_smoothed_loss(model: Transformer, label_smoothing: float, r_drop: floa
         return loss, {"loss": loss, "nll": nll, "target_tokens": tokens}
 
     return loss_fn
+
+
+# Values of `train.loss`: (model, config.train) → the loss for `train_step`.
+LOSSES: dict[str, Callable[[Transformer, Mapping[str, Any]], LossFn]] = {
+    "label_smoothed": lambda model, fields: label_smoothed_loss(model, fields["label_smoothing"], fields["r_drop"]),
+}
 
 
 def _two_passes(batch: Batch) -> dict[str, Int[Array, "2*B ..."]]:

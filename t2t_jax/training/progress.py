@@ -64,6 +64,7 @@ class Progress:
         )  # fmt: skip
         self._pending = collections.deque()
         self._since_log = collections.Counter(saved.get("since_log"))
+        self._per_token = ("loss",)  # the names of the loss function's sums, once a step has told them
         self.tokens, self.seconds, self.flops = (saved.get(name, 0.0) for name in ("tokens", "seconds", "flops"))
         self.skipped, self._pairs_crc32 = (saved.get(name, 0) for name in ("skipped", "pairs_crc32"))
         self._checksum, self._checksum_of_own_rows = saved.get("batches_checksum", 0), 0
@@ -166,8 +167,9 @@ class Progress:
         tokens = values.pop("target_tokens")
         self.tokens += tokens
         self.flops += counts["flops"]
-        self._since_log.update(steps=1, tokens=tokens, gradient_norm=values["gradient_norm"], **counts)
-        self._since_log.update({name: values[name] * tokens for name in ("loss", "nll")})
+        self._since_log.update(steps=1, tokens=tokens, gradient_norm=values.pop("gradient_norm"), **counts)
+        self._since_log.update({name: value * tokens for name, value in values.items()})
+        self._per_token = tuple(values)
 
     def _nonfinite(self, step: int, values: dict[str, float]) -> None:
         """Stops the run or counts a skipped update; all processes do the same, as they see the same numbers."""
@@ -190,8 +192,7 @@ class Progress:
         if not sums["tokens"]:  # all steps were skipped, or held nothing but padding
             return
         record = {
-            "loss": sums["loss"] / sums["tokens"],
-            "nll": sums["nll"] / sums["tokens"],
+            **{name: sums[name] / sums["tokens"] for name in self._per_token},
             "gradient_norm": sums["gradient_norm"] / sums["steps"],
             "learning_rate": float(self._schedule(step - 1)),
             "target_tokens_per_second": sums["tokens"] / training,

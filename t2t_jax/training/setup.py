@@ -29,7 +29,7 @@ from t2t_jax.training.checks import check_search
 from t2t_jax.training.device_defaults import fused_attention
 from t2t_jax.training.engine import Engine, Machine
 from t2t_jax.training.fine_tuning import Pretrained
-from t2t_jax.training.loss import label_smoothed_loss
+from t2t_jax.training.loss import LOSSES
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 from t2t_jax.training.train_step import TrainState, init_state, train_step
 
@@ -201,8 +201,8 @@ def compile_step(experiment: Experiment, state: TrainState) -> Engine:
     """`train_step` compiled for every batch shape."""
     config, mesh, buckets = experiment.config, experiment.mesh, experiment.batches.buckets
     fold_in = jax.jit(jax.random.fold_in, out_shardings=sharding.replicated(mesh))
-    key = fold_in(jax.random.key(config.train.seed), 1)  # 0 is that of the initial weights
-    loss_fn = label_smoothed_loss(experiment.model, config.train.label_smoothing, config.train.r_drop)
+    key = fold_in(jax.random.key(config.train.seed), 1)  # another one than that of the initial weights
+    loss_fn = LOSSES[config.train.loss](experiment.model, config.train)
     skip = config.train.on_nonfinite == "skip"
     step = functools.partial(train_step, loss_fn, experiment.optimizer, skip_nonfinite=skip)
     machine = Machine(config.train.accumulate, config.machine.memory_gib, config.machine.engine)

@@ -16,7 +16,8 @@ from t2t_jax.model.transformer import Transformer
 Batch = dict[str, Int[Array, "B ..."]]
 Metrics = dict[str, Float[Array, ""]]
 # (params, batch, key) → (the loss, sums): sums over the target tokens of a part of a global batch, with at least "loss"
-# and "target_tokens". The batch has `inputs`, `targets` and the `rows` that they are in the global batch.
+# and "target_tokens"; all are logged, per target token. The batch has `inputs`, `targets` and the `rows` that they are
+# in the global batch.
 LossFn = Callable[[Any, Batch, Array], tuple[Float[Array, ""], Metrics]]
 
 

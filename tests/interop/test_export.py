@@ -6,15 +6,18 @@ import sys
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 import main
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import new_folder
 from t2t_jax.interop.export import FORMATS, export_run
+from t2t_jax.interop.torch_names import to_torch
 from t2t_jax.model.attention import ATTENTIONS, scaled_dot_product_attention
 from t2t_jax.model.layers import ACTIVATIONS, relu
 from t2t_jax.model.transformer import Transformer, TransformerConfig
+from tests import tiny
 from tests.interop import models
 
 
@@ -132,6 +135,14 @@ def test_folders_are_written_atomically(tmp_path):
         (folder / "file").write_text("half")
         raise ZeroDivisionError
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+@pytest.mark.parametrize("path", [("encoder_layers_0", "self_attention", "gates"), ("router", "kernel")])
+def test_a_parameter_that_other_systems_lack_is_refused(path):
+    model = tiny.model()
+    params = flatten_dict(tiny.variables(model)["params"]) | {path: np.ones(4, np.float32)}
+    with pytest.raises(InputError, match=f"model: {'/'.join(path)} has no name in the other system; --format=safetens"):
+        to_torch(unflatten_dict(params), model.config)
 
 
 def test_evaluating_an_imported_run_without_a_test_set_is_refused(run, capsys):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from configs import base_ende
 from t2t_jax.errors import InputError
 from t2t_jax.files import flat
+from t2t_jax.model.layers import POSITIONS
 from t2t_jax.training.checks import check
 
 BASE = flat(base_ende.get_config().to_dict())
@@ -125,8 +126,10 @@ def test_any_number_is_accepted_or_refused_in_one_line(field, number):
         assert "\n" not in str(error) and len(str(error)) < 400
 
 
-def test_sentences_beyond_the_learned_positions_are_refused():
-    learned = {"model__positions": "learned", "model__max_positions": 100}
+@pytest.mark.parametrize("name", ["learned", "own"])
+def test_sentences_beyond_the_learned_positions_are_refused(monkeypatch, name):
+    monkeypatch.setitem(POSITIONS, "own", POSITIONS["learned"])
+    learned = {"model__positions": name, "model__max_positions": 100}
     with pytest.raises(InputError, match="data.max_length=101: the model learns model.max_positions=100 positions"):
         check(changed(data__max_length=101, **learned))
     check(changed(data__max_length=100, **learned))
