@@ -5,15 +5,18 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import main
 import t2t_jax
+from t2t_jax import sharding
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import read_object, write_object
 from t2t_jax.training import fine_tuning
 from t2t_jax.training.loop import train
+from t2t_jax.training.optimizer import OPTIMIZERS
 from tests.data import toy_corpus
 from tests.interop import models
 from tests.runs import tiny_config
@@ -43,6 +46,21 @@ def test_training_starts_from_the_weights_of_the_other_run(pretrained, tmp_path,
     assert after.vocabularies.files == before.vocabularies.files
     assert after.model.config.norm == "pre" and after.model.config.dropout == 0.3
     assert config.model.norm == "post" and not config.data.vocabulary, "the caller's config has changed"
+
+
+def test_an_optimiser_that_holds_parameters_holds_those_of_the_other_run(pretrained, tmp_path, monkeypatch):
+    """Pulled to where they started (L2-SP) and by nothing else, they stay; divided over two devices."""
+    pull = lambda gradients, start, params: (jax.tree.map(lambda p, s: p - s, params, start), start)
+    pulled = lambda fields, rate: optax.chain(
+        optax.GradientTransformation(lambda params: params, pull), optax.sgd(1.0, momentum=0.9)
+    )
+    monkeypatch.setitem(OPTIMIZERS, "pulled", pulled)
+    mesh = sharding.make_mesh(jax.devices()[:2])
+    monkeypatch.setattr(sharding, "make_mesh", lambda model_parallel: mesh)
+    config = config_of(tmp_path, optimizer__name="pulled", machine__shard_state=True, train__train_steps=2)
+    train(config, str(tmp_path / "run"), init_from=str(pretrained))
+    before, after = restore(pretrained), restore(tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
 
 
 def test_it_learns_and_an_interrupted_run_resumes_exactly(pretrained, tmp_path):

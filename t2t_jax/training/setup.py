@@ -144,17 +144,23 @@ def restore_or_init(
                 f"workdir: {run.path} holds only an averaged checkpoint; training can't resume from it: start from its "
                 f"weights, with --init_from={run.path} and another --workdir"
             )
-        state = jax.jit(init, out_shardings=layout)(key)
-        if start:
-            say(f"starting from the weights of {start.name}")
-            state = state._replace(params=jax.device_put(start.params, layout.params))
-        return state, {"init_from": start.name} if start else {}
+        if start is None:
+            return jax.jit(init, out_shardings=layout)(key), {}
+        say(f"starting from the weights of {start.name}")
+        return _start_from(start.params, optimizer, layout), {"init_from": start.name}
     _check_lineage(found, run, experiment)
     _check_start(found, run, start)
     _check_plan(found, experiment)
     say(f"resuming from step {found.step:,}")
     step = jax.device_put(jnp.asarray(found.step, jnp.int32), layout.step)
     return TrainState(step, found.params, found.optimizer), found.metadata["progress"]
+
+
+def _start_from(params: Any, optimizer: optax.GradientTransformation, layout: TrainState) -> TrainState:
+    """The state before the first step with these parameters, which the state of some optimisers holds too."""
+    params = jax.device_put(params, layout.params)
+    step = jax.device_put(jnp.zeros((), jnp.int32), layout.step)
+    return TrainState(step, params, jax.jit(optimizer.init, out_shardings=layout.optimizer)(params))
 
 
 def _check_lineage(found: Checkpoint, run: RunFolder, experiment: Experiment) -> None:
