@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
@@ -144,7 +145,9 @@ class Checkpoints:
             args = ocp.args.Composite(**arrays, metadata=ocp.args.JsonRestore())
             restored = self._orbax.restore(self._folder(step), args=args)
             placed = {item: jax.tree.map(_on_devices, restored[item], tree) for item, tree in wanted.items()}
-        return Checkpoint(step, placed["params"], placed.get("optimizer"), restored.metadata)
+        if "optimizer" in placed:
+            optimizer = jax.tree.map(_with_keys, placed["optimizer"], optimizer)
+        return Checkpoint(step, placed["params"], optimizer, restored.metadata)
 
     @contextlib.contextmanager
     def _reading(self, step: int) -> Iterator[None]:
@@ -302,8 +305,19 @@ def _quiet() -> Iterator[None]:
 
 
 def _items(params: Tree, optimizer: Tree | None) -> dict[str, Tree]:
-    """The trees of arrays in a step, by the names of their folders."""
-    return {"params": params} if optimizer is None else {"params": params, "optimizer": optimizer}
+    """The trees of arrays in a step, by the names of their folders: Orbax saves no tree without arrays."""
+    trees = {"params": params, "optimizer": optimizer}
+    return {item: jax.tree.map(_key_data, tree) for item, tree in trees.items() if jax.tree.leaves(tree)}
+
+
+def _key_data(x: Any) -> Any:
+    """The array, or its shape; of random keys, which Orbax restores as numbers, the numbers that they consist of."""
+    if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return x
+    if isinstance(x, jax.Array):
+        return jax.random.key_data(x)
+    data = jax.eval_shape(jax.random.key_data, x)
+    return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
 
 
 def _array_tree_handler() -> ocp.PyTreeCheckpointHandler:
@@ -334,6 +348,13 @@ def _on_devices(x: Any, shape: Any) -> Any:
     return jax.make_array_from_callback(shape.shape, shape.sharding, x.__getitem__)
 
 
+def _with_keys(x: Any, shape: Any) -> Any:
+    """The restored array; random keys where `shape` is theirs: the inverse of `_key_data`."""
+    if not jax.dtypes.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        return x
+    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), shape.dtype)))
+
+
 def named_leaves(tree: Tree) -> dict[str, Any]:
     """The leaves of a tree, in its order, by names such as "encoder_layers_0/feed_forward/hidden/kernel"."""
     leaves = jax.tree.leaves_with_path(tree)
@@ -341,7 +362,7 @@ def named_leaves(tree: Tree) -> dict[str, Any]:
 
 
 def _described(tree: Tree) -> dict[str, str]:
-    return {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(tree).items()}
+    return {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(jax.tree.map(_key_data, tree)).items()}
 
 
 def _is_passing(error: Exception) -> bool:

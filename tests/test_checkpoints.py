@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from etils import epath
 
@@ -76,6 +77,30 @@ def test_what_all_devices_hold_is_saved_whole_unless_it_is_large_and_restored_on
         assert found[name].sharding == everywhere and len(found[name].addressable_shards) == 8
         for shard in found[name].addressable_shards:
             np.testing.assert_array_equal(shard.data, x)
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_random_keys_of_an_optimiser_are_restored_as_keys(tmp_path, impl):
+    """As in optax.add_noise; one on each device, and all of them on all."""
+    mesh, checkpoints = sharding.make_mesh(jax.devices()), CheckpointWriter(tmp_path)
+    keys = jax.random.split(jax.random.key(3, impl=impl), len(jax.devices()))
+    for step, layout in enumerate((sharding.replicated(mesh), sharding.by_rows(mesh))):
+        state = {"key": jax.device_put(keys, layout)}
+        checkpoints.save(step, tree(1.0), state, {})
+        key = checkpoints.restore_latest(shapes(), sharding.shapes_of(state, layout)).optimizer["key"]
+        assert key.dtype == keys.dtype and key.sharding.is_equivalent_to(layout, key.ndim)
+        assert jnp.all(key == keys)
+
+
+def test_an_optimiser_without_state_is_restored(tmp_path):
+    """Such as that of optax.scale."""
+    checkpoints, state = CheckpointWriter(tmp_path), optax.EmptyState()
+    checkpoints.save(1, tree(1.0), state, {})
+    found = checkpoints.restore_latest(shapes(), state)
+    assert found.optimizer == state
+    jax.tree.map(np.testing.assert_array_equal, found.params, tree(1.0))
+    with pytest.raises(InputError, match="another optimiser: count is None there, int32"):
+        checkpoints.restore_latest(shapes(), optimizer_shapes())
 
 
 def test_an_empty_folder_restores_none(tmp_path):
