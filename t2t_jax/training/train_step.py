@@ -20,6 +20,8 @@ Metrics = dict[str, Float[Array, ""]]
 # in the global batch.
 LossFn = Callable[[Any, Batch, Array], tuple[Float[Array, ""], Metrics]]
 
+_INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)  # schedules of any hyperparameter
+
 
 class TrainState(NamedTuple):
     """Everything that changes from step to step; `step` counts the updates made."""
@@ -113,9 +115,16 @@ def _gradients_and_sums(loss_fn, microbatches, axis, key, params, batch):
 
 
 def _unless_schedule(choose: Callable[[Array, Array], Array], new: Any, old: Any) -> Any:
-    """`choose` of each pair of arrays, but always the new count of a learning-rate schedule, which is that of steps."""
-    is_schedule = lambda x: isinstance(x, optax.ScaleByScheduleState)
-    of = lambda new, old: new if is_schedule(new) else choose(new, old)
+    """`choose` of each pair of arrays, but always the new counts of schedules, which are those of steps."""
+    is_schedule = lambda x: isinstance(x, (optax.ScaleByScheduleState, *_INJECTED))
+
+    def of(new, old):
+        if isinstance(new, _INJECTED):  # keeps the values of the last update, which may have been the bad numbers
+            values = jax.tree.map(choose, new.hyperparams, old.hyperparams)
+            inner = _unless_schedule(choose, new.inner_state, old.inner_state)
+            return new._replace(hyperparams=values, inner_state=inner)
+        return new if is_schedule(new) else choose(new, old)
+
     return jax.tree.map(of, new, old, is_leaf=is_schedule)
 
 

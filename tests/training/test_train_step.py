@@ -167,21 +167,39 @@ def shares(batch):
     return {name: x.reshape(2, -1, x.shape[1]) for name, x in batch.items()}
 
 
-def test_a_skipped_update_leaves_all_of_adam_as_it_was_but_counts_as_a_step():
-    """As with optax.apply_if_finite: Adam's bias correction counts the updates that its moments have seen."""
+def skipping(optimizer):
+    """A step with this optimiser that skips, and the state after an update and after a skipped one: its loss is NaN."""
 
     def loss_fn(params, batch, key):
         loss = (params["w"] * jnp.sqrt(batch["inputs"])).sum()
         return loss, {"loss": loss, "target_tokens": jnp.ones(())}
 
-    optimizer, params = adam(lambda count: 0.1 / (count + 1), 0.9, 0.98, 1e-9), {"w": jnp.ones((1, 3))}
+    params = {"w": jnp.ones((1, 3))}
     state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
     step = functools.partial(train_step, loss_fn, optimizer, 1, jax.random.key(0), skip_nonfinite=True)
     state, good = step(state, {"inputs": jnp.ones((1, 3), jnp.int32)})
-    new, bad = step(state, {"inputs": jnp.full((1, 3), -1)})  # NaN
+    new, bad = step(state, {"inputs": jnp.full((1, 3), -1)})
     assert (good["finite"], bad["finite"]) == (1, 0) and (state.step, new.step) == (1, 2)
-    jax.tree.map(np.testing.assert_array_equal, (new.params, new.optimizer[0]), (state.params, state.optimizer[0]))
+    jax.tree.map(np.testing.assert_array_equal, new.params, state.params)
+    return step, state, new
+
+
+def test_a_skipped_update_leaves_all_of_adam_as_it_was_but_counts_as_a_step():
+    """As with optax.apply_if_finite: Adam's bias correction counts the updates that its moments have seen."""
+    _, state, new = skipping(adam(lambda count: 0.1 / (count + 1), 0.9, 0.98, 1e-9))
+    jax.tree.map(np.testing.assert_array_equal, new.optimizer[0], state.optimizer[0])
     assert state.optimizer[0].count == 1 and new.optimizer[1].count == 2  # the schedule's
+
+
+@pytest.mark.parametrize("is_bad", [False, True])
+def test_a_skipped_update_counts_for_injected_hyperparameters(is_bad):
+    """The third step has the third rate, also where the second rate is NaN; the wrapped Adam is as it was."""
+    rate = lambda count: jnp.where(is_bad & (count == 1), jnp.nan, 0.1 / (count + 1))
+    step, state, new = skipping(optax.inject_hyperparams(optax.adam)(rate))
+    jax.tree.map(np.testing.assert_array_equal, new.optimizer.inner_state, state.optimizer.inner_state)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(new.optimizer)) and new.optimizer.count == 2
+    third, _ = step(new, {"inputs": jnp.ones((1, 3), jnp.int32)})
+    np.testing.assert_allclose(third.params["w"], new.params["w"] - 0.1 / 3, rtol=1e-5)
 
 
 def test_one_step_of_the_tiny_model_golden():
