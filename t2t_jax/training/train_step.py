@@ -63,6 +63,8 @@ def train_step(
     The metrics are the sums of `loss_fn` per target token, and `target_tokens`; `gradient_norm`; and `finite`: whether
     the loss, the gradients and the new parameters are finite. If they are not, `skip_nonfinite` keeps the old
     parameters and optimiser state, but the step still counts, for the learning rate too.
+
+    An optimiser that depends on the loss gets it per target token, as `value`.
     """
     key = jax.random.fold_in(key, state.step)
     total = functools.partial(_gradients_and_sums, loss_fn, microbatches)
@@ -80,7 +82,9 @@ def train_step(
     tokens = sums["target_tokens"]
     divisor = jnp.maximum(tokens, 1)  # a batch may hold nothing but padding
     gradients = jax.tree.map(lambda g: g / divisor, gradients)
-    updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.params)
+    metrics = {name: total / divisor for name, total in sums.items()} | {"target_tokens": tokens}
+    update = optax.with_extra_args_support(optimizer).update  # `value` is for optax.contrib.reduce_on_plateau and such
+    updates, optimizer_state = update(gradients, state.optimizer, state.params, value=metrics["loss"])
     params = optax.apply_updates(state.params, updates)
     gradient_norm = optax.tree.norm(gradients)
     finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(gradient_norm) & _all_finite(params)
@@ -88,7 +92,6 @@ def train_step(
     if skip_nonfinite:
         kept = _unless_schedule(functools.partial(jnp.where, finite), new_state, state)
         new_state = kept._replace(step=new_state.step)
-    metrics = {name: total / divisor for name, total in sums.items()} | {"target_tokens": tokens}
     return new_state, metrics | {"gradient_norm": gradient_norm, "finite": finite.astype(jnp.float32)}
 
 

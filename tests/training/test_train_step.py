@@ -202,6 +202,24 @@ def test_a_skipped_update_counts_for_injected_hyperparameters(is_bad):
     np.testing.assert_allclose(third.params["w"], new.params["w"] - 0.1 / 3, rtol=1e-5)
 
 
+def test_an_optimiser_gets_the_loss_per_token():
+    """As optax.contrib.reduce_on_plateau needs it."""
+    by_value = lambda gradients, state, params, *, value, **_: (jax.tree.map(lambda g: -value * g, gradients), state)
+    optimizer = optax.chain(STAY, optax.contrib.reduce_on_plateau(patience=1))
+    scaled = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), by_value)
+    model = tiny.model(num_layers=1, dropout=0.0)
+    by_gradient, metrics = step_of(model, SGD)(start(model, SGD), BATCH)
+    by_loss, _ = step_of(model, scaled, 2)(start(model, scaled), BATCH)
+    moved = lambda new: jax.tree.map(jnp.subtract, new.params, start(model, SGD).params)
+    expected = jax.tree.map(lambda x: metrics["loss"] * x, moved(by_gradient))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), moved(by_loss), expected)
+    state, scales = start(model, optimizer), []
+    for _ in range(2):
+        state, _ = step_of(model, optimizer)(state, BATCH)
+        scales.append(float(state.optimizer[1].scale))
+    assert scales == pytest.approx([1, 0.1])  # the second loss is no improvement
+
+
 def test_one_step_of_the_tiny_model_golden():
     """Few numbers, for noticing. If a change to the model, loss, optimiser or initialisation is meant to move them,
     write down the new ones; if not, the change did more than you think."""
