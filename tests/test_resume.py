@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import t2t_jax
@@ -77,15 +78,7 @@ def test_a_run_stopped_between_two_checkpoints_averages_the_same_ones_and_evalua
         evaluate__interval_steps=3,
     )  # fmt: skip
     whole = train(config, str(tmp_path / "whole"))
-
-    @contextlib.contextmanager
-    def a_signal_in_step_9(_):
-        calls = iter(range(1, 10))
-        yield lambda: next(calls) == 9
-
-    with monkeypatch.context() as patched, pytest.raises(InterruptedRun, match="after step 9, saved"):
-        patched.setattr(signals, "deferred", a_signal_in_step_9)
-        train(config, str(tmp_path / "parts"))
+    stopped_after(9, monkeypatch, config, str(tmp_path / "parts"))
     assert [step for step, _ in evaluations(tmp_path / "parts")] == [3, 6], "that of step 9 would delay the save"
     parts = train(config, str(tmp_path / "parts"))
     assert parts["averaged_steps"] == whole["averaged_steps"] == [4, 8, 10]
@@ -239,6 +232,41 @@ def test_a_refused_resume_names_the_field_and_changes_nothing(finished, changes,
     with pytest.raises(InputError, match=message):
         train(tiny_config(finished, **changes), str(finished / "run"))
     assert contents(finished / "run") == before
+
+
+def test_more_steps_are_refused_where_those_so_far_would_have_had_other_learning_rates(tmp_path, monkeypatch):
+    """A linear schedule is another one with more steps; one that decays in the last two has not begun to differ."""
+    decays = {"linear": lambda steps: optax.linear_schedule(0.01, 0.0, steps),
+              "late": lambda steps: optax.linear_schedule(0.01, 0.0, 2, transition_begin=steps - 2)}  # fmt: skip
+    for name, decay in decays.items():
+        monkeypatch.setitem(SCHEDULES, name, lambda fields, d_model, train_steps, decay=decay: decay(train_steps))
+    config = lambda steps, name: tiny_config(tmp_path, train__train_steps=steps, optimizer__schedule=name)
+    for name in decays:
+        stopped_after(3, monkeypatch, config(6, name), str(tmp_path / name))
+    with pytest.raises(InputError) as refused:
+        train(config(8, "linear"), str(tmp_path / "linear"))
+    assert str(refused.value) == (
+        f"train.train_steps=8, but {tmp_path}/linear has been trained for 3 steps with 6, by which optimizer.schedule="
+        "linear gave them other learning rates; resume with 6, or choose another --workdir, with "
+        f"--init_from={tmp_path}/linear to start from its weights"
+    )
+    assert train(config(6, "linear"), str(tmp_path / "linear"))["steps"] == 6
+    assert train(config(8, "late"), str(tmp_path / "late"))["steps"] == 8
+    with pytest.raises(InputError, match="train.train_steps=10, .* for 8 steps with 8, by which optimizer.schedule=la"):
+        train(config(10, "late"), str(tmp_path / "late"))
+
+
+def stopped_after(step, monkeypatch, config, run):
+    """Trains until a signal comes in this step."""
+
+    @contextlib.contextmanager
+    def deferred(_):
+        calls = iter(range(1, step + 1))
+        yield lambda: next(calls) == step
+
+    with monkeypatch.context() as patched, pytest.raises(InterruptedRun, match=f"after step {step}, saved"):
+        patched.setattr(signals, "deferred", deferred)
+        train(config, run)
 
 
 def test_resuming_with_other_text_under_the_same_names_is_refused(finished):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from absl import logging
 from jax.sharding import Mesh
@@ -34,6 +35,7 @@ from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 from t2t_jax.training.train_step import TrainState, init_state, train_step
 
 LAST_PAIRS = "last_pairs_crc32"  # of the last batch before a checkpoint, in its metadata
+_COMPARED_RATES = 9  # of the steps up to a checkpoint, the last one always among them
 
 
 class Experiment(NamedTuple):
@@ -96,9 +98,10 @@ def make_model(config: ConfigDict, store: TokenStore, mesh: Mesh) -> Transformer
     return Transformer(shape, jnp.dtype(config.train.dtype), fused, config.machine.remat)
 
 
-def make_schedule(config: ConfigDict) -> optax.Schedule:
-    """The learning rate of each update (§5.3)."""
-    return SCHEDULES[config.optimizer.schedule](config.optimizer, config.model.d_model, config.train.train_steps)
+def make_schedule(config: ConfigDict, train_steps: int | None = None) -> optax.Schedule:
+    """The learning rate of each update (§5.3); `train_steps` in place of the config's, if given."""
+    make, steps = SCHEDULES[config.optimizer.schedule], train_steps or config.train.train_steps
+    return make(config.optimizer, config.model.d_model, steps)
 
 
 def make_optimizer(config: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -150,6 +153,7 @@ def restore_or_init(
         return _start_from(start.params, optimizer, layout), {"init_from": start.name}
     _check_lineage(found, run, experiment)
     _check_start(found, run, start)
+    _check_schedule(found, run, experiment)
     _check_plan(found, experiment)
     say(f"resuming from step {found.step:,}")
     step = jax.device_put(jnp.asarray(found.step, jnp.int32), layout.step)
@@ -187,6 +191,21 @@ def _check_start(found: Checkpoint, run: RunFolder, start: Pretrained | None) ->
         raise InputError(
             f"--init_from={start.path}: {run.path} has started from {before or 'random weights'} and would be resumed; "
             f"{advice}, or another --workdir"
+        )
+
+
+def _check_schedule(found: Checkpoint, run: RunFolder, experiment: Experiment) -> None:
+    """Refuses another number of steps with which the steps up to the checkpoint would have had other learning rates."""
+    config, before = experiment.config, run.config["train"]["train_steps"]
+    if config.train.train_steps == before:
+        return
+    counts = np.unique(np.linspace(0, max(found.step - 1, 0), _COMPARED_RATES, dtype=int)).tolist()
+    then, now = ([float(of(count)) for count in counts] for of in (make_schedule(config, before), experiment.schedule))
+    if not np.array_equal(then, now, equal_nan=True):
+        raise InputError(
+            f"train.train_steps={config.train.train_steps}, but {run.path} has been trained for {found.step} steps "
+            f"with {before}, by which optimizer.schedule={config.optimizer.schedule} gave them other learning rates; "
+            f"resume with {before}, or choose another --workdir, with --init_from={run.path} to start from its weights"
         )
 
 
