@@ -314,10 +314,15 @@ def sampling_of(args: flags.FlagValues) -> Any:
 
 def keep_compiled_programs() -> None:
     """Turns on JAX's persistent compilation cache, in the user's cache folder, unless JAX's variables are set."""
+    values = {"jax_persistent_cache_min_compile_time_secs": 0.3, "jax_persistent_cache_min_entry_size_bytes": -1}
     with contextlib.suppress(InputError):  # without a home directory, nothing is kept
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "compiled"))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        values["jax_compilation_cache_dir"] = str(cache_folder() / "compiled")
+    for name, value in values.items():
+        os.environ.setdefault(name.upper(), str(value))
+    # JAX reads them when it is imported, which a script with entries of its own does first.
+    if (jax := sys.modules.get("jax")) and jax.config.jax_compilation_cache_dir is None:
+        for name, value in values.items():
+            jax.config.update(name, value)
 
 
 def main(argv: list[str]) -> int:

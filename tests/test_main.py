@@ -14,10 +14,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 import sacrebleu
 from fsspec.implementations.memory import MemoryFileSystem
 
+import main
 import t2t_jax
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.files import read_object, write_object, zstd
@@ -211,6 +213,21 @@ def latin_1_process(run, tmp_path_factory):
 def test_compiled_programs_are_kept_in_the_users_cache(latin_1_process):
     _, caches = latin_1_process
     assert list((caches / "t2t_jax/compiled").iterdir())
+
+
+def test_compiled_programs_are_kept_where_a_script_has_imported_jax_first(monkeypatch, tmp_path):
+    names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    before = {name: getattr(jax.config, name) for name in names}
+    for name in names:
+        monkeypatch.delenv(name.upper())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        main.keep_compiled_programs()
+        assert [getattr(jax.config, name) for name in names] == [f"{tmp_path}/t2t_jax/compiled", 0.3]
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def test_a_user_without_a_home_folder_needs_none_until_it_is_named(command, monkeypatch):

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from t2t_jax import sharding
 from t2t_jax.data.batching import checksum
 from t2t_jax.errors import DamagedError
+from t2t_jax.progress_bar import is_live
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.train_step import Metrics
 from t2t_jax.training.watchdog import Watchdog
@@ -56,8 +57,7 @@ class Progress:
         self._run, self._schedule, self._peak_flops = run, schedule, peak_flops
         self._log_interval, self._train_steps = log_interval, train_steps
         self._skip_nonfinite, self._watchdog = skip_nonfinite, watchdog
-        # Twice a second on a terminal, once a minute in a log file.
-        interval = 0.5 if sys.stderr.isatty() else 60
+        interval = 0.5 if is_live() else 60
         self._bar = tqdm(
             total=train_steps, initial=step, unit="step", file=sys.stderr, mininterval=interval, maxinterval=interval,
             dynamic_ncols=True, smoothing=0.05, disable=not run.writes,
@@ -209,7 +209,8 @@ class Progress:
         utilisation = f", MFU {record['flops_utilisation']:.1%}" if self._peak_flops else ""
         self._bar.set_postfix_str(
             f"loss {record['loss']:.3f}, {record['target_tokens_per_second']:,.0f} target tokens/s, "
-            f"padding {record['padding']:.1%}{utilisation}"
+            f"padding {record['padding']:.1%}{utilisation}",
+            refresh=is_live(),  # between two updates of a log file the rate would be an old one
         )
         self._since_log = collections.Counter()
 

@@ -28,10 +28,11 @@ _INVISIBLE = 1 / 510  # a weight below this is an opacity of zero in 8 bits
 _TOKEN_WIDTH, _CHARACTER_WIDTH, _TITLE_HEIGHT, _LINES_HEIGHT, _TEXT_HEIGHT = 0.21, 0.085, 0.35, 1.7, 0.19
 _MARGIN, _SMALLEST_WIDTH, _CAPTION_CHARACTER_WIDTH = 0.15, 4.8, 0.072
 _KEY_WIDTH, _KEY_HEIGHT, _KEY_SQUARE = 0.38, 0.24, 0.12  # of a head's entry in the key of colours; of its square
-_MAP_PER_TOKEN, _SMALLEST_MAP, _LARGEST_MAP = 0.1, 1.1, 4.0  # of a heat map's side; beyond 40 tokens without labels
+_MAP_PER_TOKEN, _SMALLEST_MAP, _LARGEST_MAP = 0.1, 1.1, 4.0  # of a heat map's side
 _MAP_GAP, _MAP_TITLE_HEIGHT, _BAR_WIDTH = 0.1, 0.25, 0.6
 
-_MAP_LABEL = {"size": 6, "parse_math": False}
+_MAP_LABEL_SIZE, _SMALLEST_MAP_LABEL = 6, 3  # points; from 40 tokens on they shrink with the cells
+_MOST_MAP_LABELS = int(_LARGEST_MAP / _MAP_PER_TOKEN * _MAP_LABEL_SIZE / _SMALLEST_MAP_LABEL)
 
 
 class Panel(NamedTuple):
@@ -196,12 +197,15 @@ def draw_heat_maps(map: AttentionMap, title: str) -> Any:
         axes.text(middle, top - 0.04, f"layer {layer + 1}, head {head + 1}", size=8, ha="center", va="bottom")
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")  # inches
     axes.set_axis_off()
-    if _MAP_PER_TOKEN * longest <= _LARGEST_MAP:
+    if longest <= _MOST_MAP_LABELS:
+        style = {"size": _MAP_LABEL_SIZE * min(1, cell / _MAP_PER_TOKEN), "parse_math": False}
         for top, (n, label) in itertools.product(tops, enumerate(_labels(map.queries))):
-            axes.text(-0.05, top + (n + 0.5) * cell, label, ha="right", va="center", **_MAP_LABEL)
+            axes.text(-0.05, top + (n + 0.5) * cell, label, ha="right", va="center", **style)
         for left, (n, label) in itertools.product(lefts, enumerate(_labels(map.keys))):
             x = left + (n + 0.5) * cell
-            axes.text(x, height + 0.05, label, rotation=90, ha="center", va="top", **_MAP_LABEL)
+            axes.text(x, height + 0.05, label, rotation=90, ha="center", va="top", **style)
+    else:
+        title += f" More than {_MOST_MAP_LABELS} tokens: without labels."
     _draw_bar(figure, image)
     figure.text(width / 2 / (width + _BAR_WIDTH), 1 + 0.03 / height, title, size=10, ha="center", parse_math=False)
     return figure

@@ -87,6 +87,16 @@ def test_heat_maps_have_the_weights_of_every_head(map):
     assert sizes <= {6, 8}  # those of the labels and the titles of the maps
 
 
+@pytest.mark.parametrize(("length", "size"), [(40, 6), (60, 4), (80, 3), (81, None)])
+def test_the_labels_of_large_heat_maps_are_smaller_and_their_absence_is_said(length, size):
+    tokens = [f"t{n}" for n in range(length)]
+    figure = draw_heat_maps(random_maps(tokens, ["x", "y"], 1, 2).encoder_decoder, "title.")
+    sizes = {text.get_text(): text.get_size() for text in figure.axes[0].texts}
+    assert [sizes.get(label) for label in ("t0", "x", f"t{length - 1}")] == [pytest.approx(size) if size else None] * 3
+    (title,) = [text.get_text() for text in figure.texts]
+    assert title == "title." + " More than 80 tokens: without labels." * (size is None)
+
+
 def test_labels_are_printable_and_bounded():
     assert [printable(token) for token in ("</s>", "▁on", "\u202ea\x00\n", "می\u200cخواهم", "x" * 99)] == [
         "<EOS>",
