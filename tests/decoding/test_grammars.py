@@ -1,5 +1,6 @@
 """Grammar-constrained decoding (§6.3): the allowed tokens are exactly those that can still become a tree."""
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -12,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_jax.data.task import TASKS
-from t2t_jax.data.trees import DEEPEST, NUMBERS, rebuild
+from t2t_jax.data.trees import DEEPEST, NUMBERS, Tree, linearize, rebuild
 from t2t_jax.decoding.beam_search import SearchOptions, beam_search
 from t2t_jax.decoding.constraints import Constraint
-from t2t_jax.decoding.grammars import tree_grammar
+from t2t_jax.decoding.grammars import LONGEST_CHAIN, MOST_OPENINGS, tree_grammar
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
@@ -85,10 +86,68 @@ def test_allowed_are_exactly_the_tokens_that_can_still_become_a_tree_within_the_
         assert not group or allowed_after(group, num_words, limit, pieces, in_order) == expected
 
 
+def forests(num_words, num_constituents):
+    """All sequences of trees with so many words and constituents A together."""
+    if num_words == 0:
+        yield from [()] * (num_constituents == 0)
+        return
+    for rest in forests(num_words - 1, num_constituents):
+        yield Tree("XX", word="w"), *rest
+    for words, inner in itertools.product(range(1, num_words + 1), range(num_constituents)):
+        others = list(forests(num_words - words, num_constituents - 1 - inner))
+        yield from ((Tree("A", children), *rest) for children in forests(words, inner) for rest in others)
+
+
+def chain(tree):
+    """How many constituents of one child stand one above another, from the root of the tree down."""
+    return 1 + chain(tree.children[0]) if len(tree.children) == 1 else 0
+
+
+def has_bounded_chains(tree, in_order):
+    if in_order:
+        is_bounded = lambda node: chain(node) <= LONGEST_CHAIN and all(map(is_bounded, node.children))
+        return all(map(is_bounded, tree.children))
+    return f"{' (A' * (MOST_OPENINGS + 1)} " not in f" {' '.join(linearize(tree))} "
+
+
+@pytest.mark.parametrize("pieces", [PIECES[:6], NUMBERED])
+@pytest.mark.parametrize(
+    ("in_order", "num_words", "num_constituents"),
+    [(True, 1, 6), (True, 2, 6), (True, 3, 5), (False, 1, 14), (False, 2, 14)],
+)
+def test_unary_chains_are_bounded_and_every_tree_without_long_ones_stays_possible(
+    pieces, in_order, num_words, num_constituents
+):
+    """Against the definition, by enumeration of all trees of so many constituents or fewer."""
+    trees = [Tree("TOP", forest) for count in range(num_constituents + 1) for forest in forests(num_words, count)]
+    short = [tree for tree in trees if has_bounded_chains(tree, in_order)]
+    assert 0 < len(short) < len(trees)
+    limit = num_words * (2 if pieces is NUMBERED else 1) + 2 * num_constituents + 1
+    whole = [(*ids_of(tree, pieces, in_order), EOS) for tree in short]
+    followers = collections.defaultdict(set)
+    for ids in whole:
+        for length, token in enumerate(ids):
+            followers[ids[:length]].add(token)
+    for length in range(limit):
+        group = sorted(prefix for prefix in followers if len(prefix) == length)
+        expected = [followers[prefix] for prefix in group]
+        assert not group or allowed_after(group, num_words, limit, pieces, in_order) == expected
+
+
+def ids_of(tree, pieces, in_order):
+    """The linearised tree, each leaf after its number if there are numbers."""
+    numbers = itertools.count()
+    for symbol in linearize(tree, in_order=in_order):
+        if symbol == "XX" and pieces is NUMBERED:
+            yield pieces.index(f"▁#{next(numbers)}")
+        yield pieces.index(f"▁{symbol}")
+
+
 def test_constituents_are_not_nested_deeper_than_a_tree_may_be():
     limit = 2 * DEEPEST + 10
-    assert allowed_after([[4] * (DEEPEST - 1)], 1, limit) == [{XX, 4, 6}]
-    assert allowed_after([[4] * DEEPEST], 1, limit) == [{XX}]
+    nested = [4, XX] * (DEEPEST - 2)  # with words between, as only few brackets may open in a row
+    assert allowed_after([[*nested, 4]], DEEPEST, 2 * limit) == [{XX, 4, 6}]
+    assert allowed_after([[*nested, 4, 4]], DEEPEST, 2 * limit) == [{XX}]
 
 
 @pytest.mark.parametrize(
