@@ -46,8 +46,9 @@ class Task:
     `preprocess_target(target)`, such as a linearised tree.
     `postprocess_output(source, output)` turns the model's detokenised output into the text that users read and that the
     metric compares with `target`; it also returns how often it had to make each kind of repair, nothing if the output
-    was well-formed. Both texts are a single line. `grammar` is an entry of `GRAMMARS` (t2t_jax/decoding/grammars.py),
-    by which the search can be constrained to well-formed outputs; "" if there is none.
+    was well-formed. Both texts are a single line. Of hypotheses that become the same text, the best is kept. `grammar`
+    is an entry of `GRAMMARS` (t2t_jax/decoding/grammars.py), by which the search can be constrained to well-formed
+    outputs; "" if there is none.
 
     `target_symbols`: preprocessed targets are sequences of symbols separated by single spaces. A separate target
     vocabulary that is not a ready one then holds each symbol of the training targets whole.
@@ -60,6 +61,11 @@ class Task:
     grammar: str = ""
     target_symbols: bool = False
     preprocess_source: Callable[[str], str] = _same_text
+
+    @property
+    def postprocesses(self) -> bool:
+        """Whether the text that users read may be another than the model's output."""
+        return self.postprocess_output is not _same_output
 
 
 _PARSING = Task(

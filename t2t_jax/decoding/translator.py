@@ -159,12 +159,14 @@ class Translator:
         return source if len(parts) == 1 else self.vocabularies.source.decode(parts[number])
 
     def _postprocessed(self, source: str, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-        """The hypotheses with the text that the task makes of the model's output."""
-        outputs = [self.task.postprocess_output(source, hypothesis.text) for hypothesis in hypotheses]
-        return [
-            dataclasses.replace(hypothesis, text=text, repairs=dict(repairs))
-            for hypothesis, (text, repairs) in zip(hypotheses, outputs, strict=True)
-        ]
+        """The hypotheses with the text that the task makes of the model's output; of equal texts the best."""
+        if not self.task.postprocesses:  # translations of other subwords are other hypotheses
+            return hypotheses
+        found = {}
+        for hypothesis in hypotheses:
+            text, repairs = self.task.postprocess_output(source, hypothesis.text)
+            found.setdefault(text, dataclasses.replace(hypothesis, text=text, repairs=dict(repairs)))
+        return list(found.values())
 
     def _check_arguments(self, sentences: Sequence[str], prefixes: Sequence[str] | None, search: SearchOptions) -> None:
         if prefixes is not None and len(prefixes) != len(sentences):

@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import functools
 import itertools
 from types import SimpleNamespace
@@ -130,6 +131,32 @@ def test_a_parser_reads_the_words_of_its_line_as_they_are(translator):
     assert parser.preprocessor.encode_sources([text])[0] == parser.vocabularies.source.encode(text)
     with pytest.raises(InputError, match="text 1: must be a str; got NoneType"):
         parser.translate([None])
+
+
+def with_its_length(source, output):
+    """A text that many outputs share, and a repair that they do not."""
+    return f"{source} {len(output.split())}", {"repaired": len(output)}
+
+
+def test_hypotheses_that_a_task_makes_into_one_text_are_one_hypothesis_the_best(translator):
+    task = dataclasses.replace(TASKS["translation"], postprocess_output=with_its_length)
+    other = Translator(translator.ensemble, translator.vocabularies, max_length=256, task=task)
+    outputs = translator.translate(SENTENCES, **OPTIONS)
+    found = other.translate(SENTENCES, **OPTIONS)
+    assert sum(map(len, found)) < sum(map(len, outputs))
+    for sentence, hypotheses, ours in zip(SENTENCES, outputs, found, strict=True):
+        best = {}
+        for hypothesis in hypotheses:
+            best.setdefault(with_its_length(sentence, hypothesis.text)[0], hypothesis)
+        assert [h.text for h in ours] == list(best)
+        close(ours, best.values())
+        assert [h.repairs["repaired"] for h in ours] == [len(h.text) for h in best.values()]
+
+
+def test_translations_of_equal_text_but_other_subwords_stay_apart(translator, monkeypatch):
+    monkeypatch.setattr(translator.vocabularies.target, "decode", lambda ids: "equal")
+    found = translator.translate(SENTENCES[:1], **OPTIONS)
+    assert [h.text for h in found[0]] == ["equal"] * 4
 
 
 def test_a_sentence_longer_than_in_training_is_translated_with_a_warning(translator, caplog):
