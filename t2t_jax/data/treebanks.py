@@ -201,8 +201,9 @@ def _section_files(folder: Path) -> list[Path]:
 
 
 def _table(name: str, parts: Mapping[str, list[Part]]) -> str:
-    """The expected and actual number of trees of each part; in training, the copies of each tree and the share."""
-    rows = [(name, "expected", "trees", "copies", "share", "")]
+    """The number of trees of each part, the WSJ's beside the expected one; in training, the copies and the share."""
+    has_wsj = any(part.name == _WSJ for listed in parts.values() for part in listed)
+    rows = [(name, "expected" if has_wsj else "", "trees", "copies", "share", "")]
     num_pairs = sum(part.num_trees * part.copies for part in parts["train"])
     for split, listed in parts.items():
         for part in listed:

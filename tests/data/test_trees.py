@@ -233,6 +233,16 @@ def test_files_of_trees_are_a_corpus_and_training_may_repeat_them(files, tmp_pat
     ]
 
 
+def test_the_table_expects_no_number_of_trees_of_a_treebank_of_ones_own(files, tmp_path):
+    corpus = read(files, tmp_path)
+    assert all(list(pairs()) for pairs in corpus.splits.values())
+    header, *rows = (line.split() for line in corpus.table().splitlines())
+    assert header == ["trees", "trees", "copies", "share"]
+    assert rows == [
+        ["train", "1", "1", "100.0%", files["train"]], ["dev", "1", files["dev"]], ["test", "1", files["test"]]
+    ]  # fmt: skip
+
+
 def test_further_test_sets_of_trees(files, tmp_path):
     corpus = read(files | {"test": f"{files['test']},{tmp_path / 'more.mrg'}"}, tmp_path)
     found = {split: [sentence for sentence, _ in pairs()] for split, pairs in corpus.splits.items()}
