@@ -51,7 +51,8 @@ class Task:
     outputs; "" if there is none.
 
     `target_symbols`: preprocessed targets are sequences of symbols separated by single spaces. A separate target
-    vocabulary that is not a ready one then holds each symbol of the training targets whole.
+    vocabulary that is not a ready one then holds each symbol of the training targets whole. `output` is what messages
+    call the text that users read.
     """
 
     corpora: Mapping[str, CorpusReader]
@@ -61,6 +62,7 @@ class Task:
     grammar: str = ""
     target_symbols: bool = False
     preprocess_source: Callable[[str], str] = _same_text
+    output: str = "output"
 
     @property
     def postprocesses(self) -> bool:
@@ -76,10 +78,11 @@ _PARSING = Task(
     postprocess_output=trees.output_tree,
     grammar="trees",
     target_symbols=True,
+    output="tree",
 )
 
 TASKS: dict[str, Task] = {
-    "translation": Task(CORPORA, metric="bleu"),
+    "translation": Task(CORPORA, metric="bleu", output="translation"),
     "parsing": _PARSING,
     "parsing_with_tags": dataclasses.replace(_PARSING, preprocess_target=trees.tagged_text),
     "parsing_with_numbers": dataclasses.replace(

@@ -106,8 +106,8 @@ class Preprocessor:
             return parts
         if len(ids) > self.max_length:
             warn(
-                "line %d: a sentence of %d subwords is longer than any in training (%d) and may be translated badly%s",
-                line, len(ids), self.max_length,
+                "line %d: a sentence of %d subwords is longer than any in training (%d); its %s may be bad%s",
+                line, len(ids), self.max_length, self.task.output,
                 "" if self.task.grammar else "; if it is several, translate them one by one, with split_sentences",
             )  # fmt: skip
         return [ids] if len(ids) > 1 else []

@@ -253,7 +253,7 @@ class Translator:
             )
             answers.setdefault(tuple(ids.tolist()), hypothesis)
         if not answers:
-            logging.warning("the constraints allow no translation of a sentence; it is left empty")
+            logging.warning("the constraints allow no %s of a sentence; it is left empty", self.task.output)
         return list(answers.values()) or [empty(finished=False)]
 
 

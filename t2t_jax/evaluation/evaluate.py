@@ -102,7 +102,7 @@ def evaluate(
     translator.preprocessor.check_lengths(sources, references)
 
     def decode(sources):
-        with _bar(f"translating {name}", sources) as bar:
+        with _bar(f"decoding {name}", sources) as bar:
             best = [found[0] for found in translator.translate(sources, on_progress=bar.update, **options)]
         return [(hypothesis.text, dict(hypothesis.repairs)) for hypothesis in best]
 

@@ -58,7 +58,7 @@ def finish(experiment: Experiment, run: RunFolder, checkpoints: Checkpoints, pro
         texts = [run.path / f"{split}.{side}.txt" for split in found for side in ("hypotheses", "reference")]
         write_object(run.result, result | {"sha256": {path.name: sha256(path) for path in texts}})
         with full_disk_named("standard output"):
-            print_samples(*store.held_out("test"), found["test"], config.evaluate.samples)
+            print_samples(translator.task.output, *store.held_out("test"), found["test"], config.evaluate.samples)
             print(f"dev: {found['dev'].metric.describe(found['dev'].scores)}, {perplexity(found['dev'])}")
             for split in store.test_sets:
                 print_scores(split, found[split])
@@ -80,10 +80,10 @@ def hardware(mesh: Mesh) -> str:
     return f"{count} × {kind}, Python {platform.python_version()}"
 
 
-def print_samples(sources: list[str], references: list[str], found: Evaluation, count: int) -> None:
-    """The first test sentences with their reference and translation, on standard output."""
-    for source, reference, translation in list(zip(sources, references, found.outputs, strict=True))[:count]:
-        print(f"source       {source}\nreference    {reference}\ntranslation  {translation}\n")
+def print_samples(name: str, sources: list[str], references: list[str], found: Evaluation, count: int) -> None:
+    """The first test sentences with their reference and output, which is called `name`, on standard output."""
+    for source, reference, output in list(zip(sources, references, found.outputs, strict=True))[:count]:
+        print(f"source       {source}\nreference    {reference}\n{name:<11}  {output}\n")
 
 
 def print_scores(name: str, found: Evaluation) -> None:

@@ -166,6 +166,15 @@ def test_a_sentence_longer_than_in_training_is_translated_with_a_warning(transla
     assert "6 subwords is longer than any in training (4)" in caplog.text
 
 
+@pytest.mark.parametrize(("task", "output"), [("translation", "translation"), ("parsing", "tree")])
+def test_warnings_call_an_output_as_the_task_does(translator, task, output, caplog):
+    translator = Translator(translator.ensemble, translator.vocabularies, max_length=4, task=TASKS[task])
+    forbid_all = lambda log_probs, tokens, lengths: jnp.full_like(log_probs, -jnp.inf)
+    translator.translate(["one two three four five"], max_extra_length=2, constraint=forbid_all)
+    assert f"longer than any in training (4); its {output} may be bad" in caplog.text
+    assert f"the constraints allow no {output} of a sentence" in caplog.text
+
+
 def test_eight_devices_translate_as_one_does(translator):
     mesh = sharding.make_mesh(jax.devices())
     eight = Translator(translator.ensemble, translator.vocabularies, max_length=256, mesh=mesh)

@@ -88,7 +88,7 @@ def test_the_progress_of_an_evaluation_is_shown(monkeypatch):
     monkeypatch.setattr("t2t_jax.evaluation.evaluate._SCORED_TOGETHER", 3)
     lines = [f"line {number}" for number in range(8)]
     evaluate(Echo(), lines, lines, **OPTIONS, name="dev")
-    assert [(bar.desc, bar.n, bar.total) for bar in bars] == [("scoring dev", 8, 8), ("translating dev", 8, 8)]
+    assert [(bar.desc, bar.n, bar.total) for bar in bars] == [("scoring dev", 8, 8), ("decoding dev", 8, 8)]
     assert "320/1014" in str(progress_bar(total=1014, initial=320, desc="dev", unit_scale=False))
 
 

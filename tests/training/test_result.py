@@ -11,7 +11,7 @@ from t2t_jax.evaluation.evaluate import Evaluation
 from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.training import result
 from t2t_jax.training.loop import train
-from t2t_jax.training.result import four_digits, hardware, print_scores
+from t2t_jax.training.result import four_digits, hardware, print_samples, print_scores
 from tests.runs import tiny_config
 
 SCORES = {"sacrebleu": 12.345, "signature": "tok:13a", "chrf": 50.0, "perplexity": 4.0, "sentences": 2}
@@ -26,6 +26,12 @@ def test_the_scores_that_there_are_are_printed(capsys, further, printed):
     headline, others = capsys.readouterr().out.splitlines()
     assert headline == "test: BLEU 12.35 on 2 sentences  tok:13a"
     assert others == f"test: {printed} 4.000 per subword"
+
+
+@pytest.mark.parametrize(("name", "label"), [("translation", "translation  "), ("tree", "tree         ")])
+def test_samples_are_called_as_the_task_calls_its_outputs(capsys, name, label):
+    print_samples(name, ["a", "b"], ["c", "d"], Evaluation(SCORES, ["e", "f"], METRICS["bleu"]), 1)
+    assert capsys.readouterr().out == f"source       a\nreference    c\n{label}e\n\n"
 
 
 @pytest.mark.parametrize(
