@@ -28,7 +28,7 @@ from t2t_jax.errors import exit_code_of
 from t2t_jax.threads import available_cores
 
 VOCAB, SOURCE, STEPS = 32_000, 32, 64
-BATCHES = {"b16 beam 4": (16, 4), "b64 beam 4": (64, 4), "b16 greedy": (16, 1)}
+BATCHES = {"b1 beam 4": (1, 4), "b16 beam 4": (16, 4), "b64 beam 4": (64, 4), "b16 greedy": (16, 1)}
 REAL_TEXT, ONE_BY_ONE = "real text", "one by one"
 SINGLE = 100  # sentences translated one by one
 
