@@ -84,11 +84,13 @@ def get_config() -> ml_collections.ConfigDict:
     optimizer.beta1 = 0.9  # (§5.3)
     optimizer.beta2 = 0.98
     optimizer.epsilon = 1e-9
+    optimizer.options = ml_collections.ConfigDict()  # fields of an optimiser or schedule of your own (CONTRIBUTING.md)
 
     config.train = train = ml_collections.ConfigDict()
     train.train_steps = 100_000  # (§5.2)
     train.label_smoothing = 0.1  # ε_ls (§5.4)
-    train.loss = "label_smoothed"  # an entry of LOSSES, t2t_jax/training/loss.py
+    train.loss = "label_smoothed"  # an entry of LOSSES in t2t_jax/training/loss.py
+    train.options = ml_collections.ConfigDict()  # fields of a loss of your own
     train.r_drop = 0.0  # R-Drop (Liang et al. 2021): weight of the divergence of two dropout passes; 5 in its paper
     train.seed = 0  # of the weights, dropout and data order
     train.dtype = "float32"  # of the layers' arithmetic; or 'bfloat16': mixed precision, parameters are float32

@@ -142,10 +142,14 @@ def config_path(argv: list[str]) -> str | None:
 
 
 def check_config(path: str, config: Any, base: ConfigDict) -> None:
-    """Refuses a config whose fields or types of values differ from those of `base`, configs/base_ende.py."""
+    """Refuses a config whose fields or types of values differ from those of `base`, configs/base_ende.py.
+
+    The `options` of a section, of which `base` has none, are those of an entry of one's own.
+    """
     if not isinstance(config, ConfigDict):
         raise InputError(_no_config(path, type(config).__name__))
-    known, given = flat(base.to_dict()), flat(config.to_dict())
+    known = flat(base.to_dict())
+    given = {field: value for field, value in flat(config.to_dict()).items() if not _is_own(field)}
     for field in sorted(known.keys() ^ given.keys()):
         raise InputError(f"--config={path}: {field} is {'missing' if field in known else 'no field'}; start "
                          "from configs.base_ende.get_config(), which defines every field")  # fmt: skip
@@ -155,6 +159,10 @@ def check_config(path: str, config: Any, base: ConfigDict) -> None:
         unset = value is known[field] is None
         if type(value) is not kind and not unset and not (kind is float and type(value) is int):
             raise InputError(f"--config={path}: {field} must be of type {kind.__name__}; got {value!r}")
+
+
+def _is_own(field: str) -> bool:
+    return ".options." in field
 
 
 def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
@@ -169,7 +177,7 @@ def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
             f"{given[0]} overrides a field of a config; give --config too, for example --config=configs/quickstart.py; "
             "a mode that reads a run has flags instead, such as --beam_size"
         )
-    unknown = [flag for flag in given if flag not in known]
+    unknown = [flag for flag in given if flag not in known and not _is_own(flag)]
     if not unknown:
         return None
     if fields := [field for field in known if field.startswith(f"{unknown[0]}.")]:
@@ -190,6 +198,8 @@ def failure_of(error: BaseException, path: str, base: ConfigDict) -> str:
     if found := re.search(r"Attribute <class '(\w+)'>\.\w+ does not exist", text):  # where flags set fields of it
         return _no_config(path, found[1])
     unknown = re.search(r'Key "(\w+)" does not exist', text) or re.search(r"^\W*(\w+)\W+nDid you mean", text)
+    if isinstance(error, AttributeError):  # of a field that a flag sets in an empty section
+        unknown = unknown or re.fullmatch(r"\W*(\w+)\W*", text)
     if unknown is None or not isinstance(error, AttributeError | KeyError):
         return f"--config={path}: {type(error).__name__}: {text}"
     name = unknown[1]

@@ -125,6 +125,27 @@ def test_a_file_without_a_valid_config_is_refused(tmp_path, caplog, monkeypatch,
     assert "\n" not in str(refused.value) and not caplog.records
 
 
+OWN = """
+from configs import base_ende
+
+def get_config():
+    config = base_ende.get_config()
+    config.optimizer.options = {"weight_decay": 0.01}
+    return config
+"""
+
+
+def test_options_of_an_entry_of_ones_own_are_fields_that_flags_change(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "config_config", raising=False)
+    (tmp_path / "config.py").write_text(OWN)
+    given = f"--config={tmp_path}/config.py"
+    changed = config_of(parse(given, "--config.optimizer.options.weight_decay=0.5"))
+    assert changed.optimizer.options.to_dict() == {"weight_decay": 0.5}
+    for path, flag in ((given, "weight_dcay"), ("--config=configs/base_ende.py", "weight_decay")):
+        with pytest.raises(InputError, match=f"no field {flag}; "):
+            parse(path, f"--config.optimizer.options.{flag}=0.5")
+
+
 def test_a_forgotten_return_is_named_where_a_flag_sets_a_field_too(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "config_config", raising=False)
     (tmp_path / "config.py").write_text("get_config = lambda: None")

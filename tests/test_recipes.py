@@ -188,7 +188,7 @@ def test_an_optimiser_in_a_script_as_on_the_page(tmp_path, monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "adamw", None)  # gone after the test
     [script] = re.findall(r"^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     exec(script, {"__name__": "script"})
-    config = tiny_config(tmp_path, optimizer__name="adamw")
+    config = tiny_config(tmp_path, optimizer__name="adamw", optimizer__options={"weight_decay": 0.01})
     optimizer, params = OPTIMIZERS["adamw"](config.optimizer, lambda count: 0.5), {"w": jnp.array([2.0, -4.0])}
     decayed, _ = optimizer.update({"w": jnp.zeros(2)}, optimizer.init(params), params)
     np.testing.assert_allclose(decayed["w"], -0.5 * 0.01 * params["w"], rtol=1e-6)
@@ -196,6 +196,9 @@ def test_an_optimiser_in_a_script_as_on_the_page(tmp_path, monkeypatch):
     first_moment = optax.tree_utils.tree_get(state, "mu")["w"]
     np.testing.assert_allclose(first_moment, (1 - config.optimizer.beta1) * np.array([0.6, 0.8]), rtol=1e-5)
     assert np.isfinite(train(config, str(tmp_path / "run"))["dev"]["perplexity"])
+    config.optimizer.options.weight_decay = 0.02
+    with pytest.raises(InputError, match="optimizer.options.weight_decay is 0.02, but .* was trained with 0.01; "):
+        train(config, str(tmp_path / "run"))
 
 
 def test_an_activation_which_only_its_script_can_read_again(tmp_path, monkeypatch, command):

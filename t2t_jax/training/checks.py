@@ -19,7 +19,7 @@ from t2t_jax.data.task import Vocabularies, task_of
 from t2t_jax.decoding.ensemble import DTYPES
 from t2t_jax.decoding.grammars import check_grammar, grammar_of
 from t2t_jax.decoding.search_options import check_options
-from t2t_jax.errors import InputError, Range, choice
+from t2t_jax.errors import InputError, Range, choice, shown
 from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.model.attention import check_variant
 from t2t_jax.model.transformer import TransformerConfig
@@ -58,6 +58,7 @@ _RANGES = {
     "evaluate.decode_sentences": Range(0, 10**9),
     "evaluate.samples": Range(0, 10**9),
 }
+_NO_OPTIONS = "only entries of your own have options (CONTRIBUTING.md); leave them out"
 
 
 def check(config: ConfigDict) -> None:
@@ -79,6 +80,10 @@ def check_config(config: ConfigDict) -> None:
     choice("optimizer.name", config.optimizer.name, OPTIMIZERS, is_open=True)
     choice("optimizer.schedule", config.optimizer.schedule, SCHEDULES, is_open=True)
     choice("train.loss", config.train.loss, LOSSES, is_open=True)
+    if config.optimizer.options and (config.optimizer.name, config.optimizer.schedule) == ("adam", "inverse_sqrt"):
+        raise InputError(f"optimizer.options={_shown(config.optimizer.options)}: {_NO_OPTIONS}")
+    if config.train.options and config.train.loss == "label_smoothed":
+        raise InputError(f"train.options={_shown(config.train.options)}: {_NO_OPTIONS}")
     choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
     choice("train.on_nonfinite", config.train.on_nonfinite, ["halt", "skip"])
     choice("evaluate.dtype", config.evaluate.dtype, DTYPES)
@@ -87,6 +92,10 @@ def check_config(config: ConfigDict) -> None:
             f"checkpoint.average_last={config.checkpoint.average_last} needs checkpoint.keep to be at least as many; "
             f"got {config.checkpoint.keep}"
         )
+
+
+def _shown(options: ConfigDict) -> str:
+    return shown(str(options.to_dict()))
 
 
 def check_data(config: ConfigDict) -> None:

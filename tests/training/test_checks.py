@@ -126,6 +126,12 @@ def test_any_number_is_accepted_or_refused_in_one_line(field, number):
         assert "\n" not in str(error) and len(str(error)) < 400
 
 
+@pytest.mark.parametrize("section", ["optimizer", "train"])
+def test_options_that_no_entry_would_read_are_refused(section):
+    with pytest.raises(InputError, match=f"{section}.options=.*weight_decay.*: only entries of your own have options"):
+        check(changed(**{f"{section}__options": {"weight_decay": 0.01}}))
+
+
 @pytest.mark.parametrize("name", ["learned", "own"])
 def test_sentences_beyond_the_learned_positions_are_refused(monkeypatch, name):
     monkeypatch.setitem(POSITIONS, "own", POSITIONS["learned"])
