@@ -87,6 +87,7 @@ def forced_steps(run: Path, rounds: int) -> dict[str, float]:
         "f32_b64_time_vs_ct2_f32": ratio("b64 beam 4", "float32", "float32"),
         "bf16_b16_time_vs_ct2_int8": ratio("b16 beam 4", "bfloat16", "int8"),
         "bf16_b64_time_vs_ct2_int8": ratio("b64 beam 4", "bfloat16", "int8"),
+        "int8_b1_time_vs_ct2_int8": ratio("b1 beam 4", "int8", "int8"),
         "int8_b16_time_vs_ct2_int8": ratio("b16 beam 4", "int8", "int8"),
         "int8_b64_time_vs_ct2_int8": ratio("b64 beam 4", "int8", "int8"),
         "greedy_f32_b16_time_vs_ct2_f32": ratio("b16 greedy", "float32", "float32"),

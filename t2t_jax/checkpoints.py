@@ -307,17 +307,21 @@ def _quiet() -> Iterator[None]:
 def _items(params: Tree, optimizer: Tree | None) -> dict[str, Tree]:
     """The trees of arrays in a step, by the names of their folders: Orbax saves no tree without arrays."""
     trees = {"params": params, "optimizer": optimizer}
-    return {item: jax.tree.map(_key_data, tree) for item, tree in trees.items() if jax.tree.leaves(tree)}
+    return {item: jax.tree.map(key_data, tree) for item, tree in trees.items() if jax.tree.leaves(tree)}
 
 
-def _key_data(x: Any) -> Any:
+def key_data(x: Any) -> Any:
     """The array, or its shape; of random keys, which Orbax restores as numbers, the numbers that they consist of."""
-    if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if not _is_of_keys(x):
         return x
     if isinstance(x, jax.Array):
         return jax.random.key_data(x)
     data = jax.eval_shape(jax.random.key_data, x)
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
+
+
+def _is_of_keys(x: Any) -> bool:
+    return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _array_tree_handler() -> ocp.PyTreeCheckpointHandler:
@@ -349,8 +353,8 @@ def _on_devices(x: Any, shape: Any) -> Any:
 
 
 def _with_keys(x: Any, shape: Any) -> Any:
-    """The restored array; random keys where `shape` is theirs: the inverse of `_key_data`."""
-    if not jax.dtypes.issubdtype(shape.dtype, jax.dtypes.prng_key):
+    """The restored array; random keys where `shape` is theirs: the inverse of `key_data`."""
+    if not _is_of_keys(shape):
         return x
     return jax.random.wrap_key_data(x, impl=jax.random.key_impl(jnp.empty((), shape.dtype)))
 
@@ -362,7 +366,7 @@ def named_leaves(tree: Tree) -> dict[str, Any]:
 
 
 def _described(tree: Tree) -> dict[str, str]:
-    return {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(jax.tree.map(_key_data, tree)).items()}
+    return {name: f"{x.dtype}{list(x.shape)}" for name, x in named_leaves(jax.tree.map(key_data, tree)).items()}
 
 
 def _is_passing(error: Exception) -> bool:

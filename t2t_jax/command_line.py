@@ -149,7 +149,7 @@ def check_config(path: str, config: Any, base: ConfigDict) -> None:
     if not isinstance(config, ConfigDict):
         raise InputError(_no_config(path, type(config).__name__))
     known = flat(base.to_dict())
-    given = {field: value for field, value in flat(config.to_dict()).items() if not _is_own(field)}
+    given = {field: value for field, value in flat(config.to_dict()).items() if not _is_own(field, base)}
     for field in sorted(known.keys() ^ given.keys()):
         raise InputError(f"--config={path}: {field} is {'missing' if field in known else 'no field'}; start "
                          "from configs.base_ende.get_config(), which defines every field")  # fmt: skip
@@ -161,8 +161,9 @@ def check_config(path: str, config: Any, base: ConfigDict) -> None:
             raise InputError(f"--config={path}: {field} must be of type {kind.__name__}; got {value!r}")
 
 
-def _is_own(field: str) -> bool:
-    return ".options." in field
+def _is_own(field: str, base: ConfigDict) -> bool:
+    section, *names = field.split(".")
+    return len(names) > 1 and names[0] == "options" and section in base and "options" in base[section]
 
 
 def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
@@ -177,7 +178,7 @@ def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
             f"{given[0]} overrides a field of a config; give --config too, for example --config=configs/quickstart.py; "
             "a mode that reads a run has flags instead, such as --beam_size"
         )
-    unknown = [flag for flag in given if flag not in known and not _is_own(flag)]
+    unknown = [flag for flag in given if flag not in known and not _is_own(flag.removeprefix("--config."), base)]
     if not unknown:
         return None
     if fields := [field for field in known if field.startswith(f"{unknown[0]}.")]:

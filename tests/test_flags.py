@@ -110,6 +110,8 @@ def test_a_preset_changes_all_fields_but_those_of_flags():
         ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config().unlock()\n"
          "    config.model.d_fff = 3\n    return config", "model.d_fff is no field"),
         ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config().unlock()\n"
+         "    config.data.options = {'own': 1}\n    return config", "data.options.own is no field"),
+        ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config().unlock()\n"
          "    with config.ignore_type():\n        config.decode.beam_size = 4.5\n    return config",
          "decode.beam_size must be of type int; got 4.5"),
         ("from configs import base_ende\ndef get_config():\n    config = base_ende.get_config().unlock()\n"

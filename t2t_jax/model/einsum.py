@@ -58,10 +58,10 @@ def dense(
     x: Float[Array, "B T M"], kernel: Float[Array, "M N"] | QuantizedMatrix, bias: Float[Array, " N"] | None = None
 ) -> Float[Array, "B T N"]:
     """x · kernel + bias in x's dtype."""
-    # Backward in float32, XLA on CPU computes the kernel's gradient without copying x only if both are matrices.
-    # In bfloat16 its only fast kernel is the one that copies.
     if isinstance(kernel, QuantizedMatrix):
         y = dense_int8(x, kernel)
+    # Backward in float32, XLA on CPU computes the kernel's gradient without copying x only if both are matrices.
+    # In bfloat16 its only fast kernel is the one that copies.
     elif x.dtype == jnp.float32:
         y = einsum("rm,mn->rn", x.reshape(-1, x.shape[-1]), kernel, x.dtype).reshape(*x.shape[:2], -1)
     else:

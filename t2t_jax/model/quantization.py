@@ -62,9 +62,9 @@ def _rounded(x, axis):
 def dense_int8(x: Float[Array, "B T M"], matrix: QuantizedMatrix, *, transposed: bool = False) -> Float[Array, "B T N"]:
     """x · matrix in x's dtype. Its `values` are [M, N], or [N, M] if `transposed`, as those of an embedding are."""
     rows, scale = _rounded(x.reshape(-1, x.shape[-1]), 1)
-    if is_one := len(rows) == 1:  # for which XLA on CPU has no fast kernel
+    count = len(rows)
+    if count == 1:  # for which XLA on CPU has no fast kernel
         rows = jnp.concatenate([rows, rows])
     equation = "rm,nm->rn" if transposed else "rm,mn->rn"
-    sums = jnp.einsum(equation, rows, matrix.values, preferred_element_type=jnp.int32)
-    y = sums[:1] if is_one else sums
-    return (y.astype(x.dtype) * scale * matrix.scale[None]).reshape(*x.shape[:2], -1)
+    sums = jnp.einsum(equation, rows, matrix.values, preferred_element_type=jnp.int32)[:count]
+    return (sums.astype(x.dtype) * scale * matrix.scale[None]).reshape(*x.shape[:2], -1)

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, UInt
 
 from t2t_jax import sharding
-from t2t_jax.checkpoints import named_leaves
+from t2t_jax.checkpoints import key_data, named_leaves
 from t2t_jax.errors import DamagedError
 from t2t_jax.training.train_step import TrainState
 
@@ -71,8 +71,7 @@ def _inspect(spec: PartitionSpec, mesh: Mesh) -> Callable[[Array], tuple[Array, 
 
 def _words(x: Array) -> UInt[Array, "M N"]:
     """The bits of each number, as 32-bit words."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
+    x = key_data(x)
     if x.dtype == bool:
         x = x.astype(jnp.uint8)  # XLA has no bits of a bool
     unsigned = f"uint{min(8 * x.dtype.itemsize, 32)}"  # a number of 64 bits becomes two words

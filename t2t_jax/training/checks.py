@@ -58,7 +58,6 @@ _RANGES = {
     "evaluate.decode_sentences": Range(0, 10**9),
     "evaluate.samples": Range(0, 10**9),
 }
-_NO_OPTIONS = "only entries of your own have options (CONTRIBUTING.md); leave them out"
 
 
 def check(config: ConfigDict) -> None:
@@ -80,10 +79,7 @@ def check_config(config: ConfigDict) -> None:
     choice("optimizer.name", config.optimizer.name, OPTIMIZERS, is_open=True)
     choice("optimizer.schedule", config.optimizer.schedule, SCHEDULES, is_open=True)
     choice("train.loss", config.train.loss, LOSSES, is_open=True)
-    if config.optimizer.options and (config.optimizer.name, config.optimizer.schedule) == ("adam", "inverse_sqrt"):
-        raise InputError(f"optimizer.options={_shown(config.optimizer.options)}: {_NO_OPTIONS}")
-    if config.train.options and config.train.loss == "label_smoothed":
-        raise InputError(f"train.options={_shown(config.train.options)}: {_NO_OPTIONS}")
+    check_own_options(config)
     choice("train.dtype", config.train.dtype, ["float32", "bfloat16"])
     choice("train.on_nonfinite", config.train.on_nonfinite, ["halt", "skip"])
     choice("evaluate.dtype", config.evaluate.dtype, DTYPES)
@@ -94,8 +90,18 @@ def check_config(config: ConfigDict) -> None:
         )
 
 
-def _shown(options: ConfigDict) -> str:
-    return shown(str(options.to_dict()))
+def check_own_options(config: ConfigDict) -> None:
+    """Refuses the options of a section where no entry of one's own could read them."""
+    built_in = {
+        "optimizer": (config.optimizer.name, config.optimizer.schedule) == ("adam", "inverse_sqrt"),
+        "train": config.train.loss == "label_smoothed",
+    }
+    for section, reads_none in built_in.items():
+        if reads_none and (options := config[section].options):
+            raise InputError(
+                f"{section}.options={shown(str(options.to_dict()))}: only entries of your own have options "
+                "(CONTRIBUTING.md); leave them out"
+            )
 
 
 def check_data(config: ConfigDict) -> None:

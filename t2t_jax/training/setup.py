@@ -32,7 +32,7 @@ from t2t_jax.training.engine import Engine, Machine
 from t2t_jax.training.fine_tuning import Pretrained
 from t2t_jax.training.loss import LOSSES
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
-from t2t_jax.training.train_step import TrainState, init_state, train_step
+from t2t_jax.training.train_step import TrainState, init_state, state_of, train_step
 
 LAST_PAIRS = "last_pairs_crc32"  # of the last batch before a checkpoint, in its metadata
 _COMPARED_RATES = 9  # of the steps up to a checkpoint, the last one always among them
@@ -150,7 +150,8 @@ def restore_or_init(
         if start is None:
             return jax.jit(init, out_shardings=layout)(key), {}
         say(f"starting from the weights of {start.name}")
-        return _start_from(start.params, optimizer, layout), {"init_from": start.name}
+        start_from = jax.jit(functools.partial(state_of, optimizer), out_shardings=layout)
+        return start_from(jax.device_put(start.params, layout.params)), {"init_from": start.name}
     _check_lineage(found, run, experiment)
     _check_start(found, run, start)
     _check_schedule(found, run, experiment)
@@ -158,13 +159,6 @@ def restore_or_init(
     say(f"resuming from step {found.step:,}")
     step = jax.device_put(jnp.asarray(found.step, jnp.int32), layout.step)
     return TrainState(step, found.params, found.optimizer), found.metadata["progress"]
-
-
-def _start_from(params: Any, optimizer: optax.GradientTransformation, layout: TrainState) -> TrainState:
-    """The state before the first step with these parameters, which the state of some optimisers holds too."""
-    params = jax.device_put(params, layout.params)
-    step = jax.device_put(jnp.zeros((), jnp.int32), layout.step)
-    return TrainState(step, params, jax.jit(optimizer.init, out_shardings=layout.optimizer)(params))
 
 
 def _check_lineage(found: Checkpoint, run: RunFolder, experiment: Experiment) -> None:

@@ -32,9 +32,13 @@ class TrainState(NamedTuple):
 
 
 def init_state(model: Transformer, optimizer: optax.GradientTransformation, key: Array) -> TrainState:
-    """The state before the first step."""
+    """The state before the first step, with random parameters."""
     ids = jnp.ones((1, 2), jnp.int32)
-    params = model.init(key, ids, ids)["params"]
+    return state_of(optimizer, model.init(key, ids, ids)["params"])
+
+
+def state_of(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
+    """The state before the first step with these parameters, which the state of some optimisers holds too."""
     return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
