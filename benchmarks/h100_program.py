@@ -163,7 +163,8 @@ def decoding_step(config: Any, *, rows: int) -> str:
     place = lambda x, dtype: jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding.replicated(mesh))
     with tracing_for_h100():
         params = jax.tree.map(lambda x: place(x, jnp.bfloat16), param_shapes(modules[0]))
-        start = functools.partial(continuous_batching._start.__wrapped__, modules, search, rows, 32, 64, 0, 0, mesh)
+        shapes = continuous_batching.Shapes(rows, rows, source_length=32, prefix_length=0, num_features=0)
+        start = functools.partial(continuous_batching._start.__wrapped__, modules, search, shapes, 64, mesh)
         state = jax.eval_shape(start)
         state = jax.tree.map(lambda x: place(x, x.dtype), state)
         number = place(jnp.zeros((), jnp.int32), jnp.int32)

@@ -144,3 +144,14 @@ def test_queries_with_a_bias_are_not_scaled_in_the_kernel_of_their_product():
     opcodes = [{instruction.opcode for instruction in of} for of in h100_program.computations(program).values()]
     assert {"dot", "add"} in [of & {"dot", "add"} for of in opcodes], "no bias is added in the kernel of a product"
     assert not [of for of in opcodes if {"dot", "add", "multiply"} <= of]
+
+
+def test_a_decoding_step_reads_all_logits_twice_and_launches_few_kernels(config):
+    """For the largest of each part of the vocabulary, and for the sum of their exponentials."""
+    rows, beam = 64, 4
+    kernels = h100_program.kernels(h100_program.decoding_step(config, rows=rows))
+    logits = rows * beam * h100_program.VOCAB * 4  # bytes, in float32
+    readers = [kernel for kernel in kernels if kernel.bytes > logits and not kernel.flops]
+    assert len(readers) == 2, [kernel.name for kernel in readers]
+    assert sum(kernel.bytes for kernel in readers) < 2.1 * logits
+    assert len(kernels) <= 72
