@@ -107,18 +107,28 @@ def need_scores(record: Record, split: str, fields: Iterable[str]) -> None:
 
 
 def check_seeds(records: Sequence[Record]) -> None:
-    """Refuses records of one row that are not its seeds: one twice, or with another config or other steps."""
+    """Refuses records of one row that are not its seeds: one twice, or trained, averaged or evaluated differently."""
     for number, record in enumerate(records):
         name = f"records: {record['row']}, seed {record['seed']}"
         for earlier in records[:number]:  # with each: an older one may lack the field that two others differ in
             if record["seed"] == earlier["seed"]:
                 raise InputError(f"{name} is there twice; remove one")
-            found, expected = trained_config(record), trained_config(earlier)
+            found, expected = _of_all_seeds(record), _of_all_seeds(earlier)
             for field, value in changes(found, expected).items():
                 raise InputError(
                     f"{name} and seed {earlier['seed']} differ in config or steps: {field} is {shown(value)} and "
                     f"{shown(expected[field])}; one row has one of each"
                 )
+
+
+def _of_all_seeds(record: Record) -> dict[str, Any]:
+    """What the seeds of a row have in common: else their mean is of different experiments."""
+    scored = {f"sentences of {split}": record[split] for split in ("dev", "test") if split in record}
+    return trained_config(record) | {
+        "averaged checkpoints": len(record["averaged_steps"]),
+        "first weights": "those of a run" if record.get("init_from") else "random",
+        **{name: scores["sentences"] for name, scores in scored.items() if "sentences" in scores},
+    }
 
 
 def trained_config(record: Record) -> dict[str, Any]:

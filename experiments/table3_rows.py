@@ -1,6 +1,7 @@
 """The rows of Table 3: the paper's cells and ours, statistics over the seeds, rank correlation with the paper."""
 
 import dataclasses
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -120,6 +121,8 @@ def make_table(records: Sequence[Record], configs: str, base: str | None = None)
         files = {}
     for same in by_row.values():
         check_seeds(same)
+        if name == SACREBLEU:
+            _check_kinds_of_bleu(same)
     names = [row for row in paper.TABLE_3 if row in files or row in by_row]
     names += [row for row in [*files, *by_row] if row not in paper.TABLE_3]
     base = BASE if base is None else choice("--base", base, dict.fromkeys(names))
@@ -130,6 +133,22 @@ def make_table(records: Sequence[Record], configs: str, base: str | None = None)
             _refuse_averages(by_row.get(row, []))
         rows.append(_row(row, printed, by_row, files, base))
     return Table(rows, name, base)
+
+
+def _check_kinds_of_bleu(records: Sequence[Record]) -> None:
+    """Refuses seeds whose BLEU is not of one kind."""
+    first, *others = records
+    for other in others:
+        if kind_of_bleu(other) != kind_of_bleu(first):
+            raise InputError(
+                f"records: the sacreBLEU of {first['row']}, seed {first['seed']} is {first['dev']['signature']}, that "
+                f"of seed {other['seed']} {other['dev']['signature']}; one row has one of these"
+            )
+
+
+def kind_of_bleu(record: Record) -> str:
+    """sacreBLEU's signature without its version: cased and lower-cased BLEU, for example, are not comparable."""
+    return re.sub(r"\|version:[^|]*", "", record["dev"]["signature"])
 
 
 def _is_of_paper(row: str, files: dict[str, Path]) -> bool:

@@ -24,7 +24,17 @@ from experiments.figure_file import figure_file
 from experiments.records import Record, read_records, sweep_records
 from experiments.sweep.plan import CONFIGS
 from experiments.table3_figure import draw
-from experiments.table3_rows import MEASURED, SCORES, SETTINGS, SIGNIFICANCE_LEVEL, Row, Table, correlation, make_table
+from experiments.table3_rows import (
+    MEASURED,
+    SCORES,
+    SETTINGS,
+    SIGNIFICANCE_LEVEL,
+    Row,
+    Table,
+    correlation,
+    kind_of_bleu,
+    make_table,
+)
 from experiments.tables import FORMATS, print_notes, render
 from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import exit_code_of
@@ -141,8 +151,8 @@ def notes(table: Table) -> list[str]:
         numbers = "the paper's numbers" if table.has_paper else "the settings"
         return [f"No records: {numbers} alone.", *_of_all_rows(table)]
     return [
-        *_comparison(table), *_missing_base(table), *_without_p(table), *_statistics(table), *_correlations(table),
-        *_of_all_rows(table), *conditions,
+        *_comparison(table), *_kinds_of_bleu(table), *_missing_base(table), *_without_p(table), *_statistics(table),
+        *_correlations(table), *_of_all_rows(table), *_first_weights(table), *conditions,
     ]  # fmt: skip
 
 
@@ -152,6 +162,17 @@ def _comparison(table: Table) -> list[str]:
     if not table.comparable:
         return []
     return ["The paper's BLEU: its own tokens, compounds split. Perplexity is per subword, each of its own vocabulary."]
+
+
+def _kinds_of_bleu(table: Table) -> list[str]:
+    """Which rows can be compared, where the BLEU of some is of another kind."""
+    kinds: dict[str, list[str]] = {}
+    for row in table.trained if table.is_translation else []:
+        kinds.setdefault(kind_of_bleu(row.records[0]), []).append(row.name)
+    if len(kinds) < 2:
+        return []
+    listed = "; ".join(f"{kind}: {', '.join(rows)}" for kind, rows in kinds.items())
+    return [f"BLEU of different kinds is not comparable: {listed}."]
 
 
 def _missing_base(table: Table) -> list[str]:
@@ -196,6 +217,16 @@ def _correlations(table: Table) -> list[str]:
 def _of_all_rows(table: Table) -> list[str]:
     """How base departs from its config in settings without a column, which holds for all rows."""
     return [f"All rows: {_other_settings(row)}." for row in table.rows if row.name == table.base and row.other_changes]
+
+
+def _first_weights(table: Table) -> list[str]:
+    """The runs whose weights the training of rows began from, where these were not random."""
+    begun = [
+        (row.name, record["init_from"]) for row in table.trained for record in row.records if "init_from" in record
+    ]
+    return [f"Trained from the weights of another run: {'; '.join(f'{row}: {run}' for row, run in begun)}."] * bool(
+        begun
+    )
 
 
 def _shortened(rows: Sequence[Row]) -> list[str]:

@@ -322,6 +322,21 @@ def test_the_legend_has_the_groups_in_the_order_of_the_table_with_error_bars_or_
         assert [text.get_text() for text in axes.get_legend().get_texts()] == ["base, big", "(A)", "(B)"]
 
 
+def test_rows_whose_bleu_is_of_different_kinds_are_named(tmp_path, capsys):
+    of_kind = lambda row, case: record(row, dev__signature=f"case:{case}|tok:13a|version:2.6.0")
+    rows = records(tmp_path, of_kind("base", "mixed"), of_kind("one", "lc"), of_kind("two", "mixed"))
+    note = "BLEU of different kinds is not comparable: case:mixed|tok:13a: base, two; case:lc|tok:13a: one.\n"
+    assert note in table(capsys, rows)[1]
+    assert "kinds" not in table(capsys, records(tmp_path / "same", of_kind("base", "lc"), of_kind("one", "lc")))[1]
+
+
+def test_rows_that_were_trained_from_the_weights_of_a_run_are_named(tmp_path, capsys):
+    tuned = [record("tuned", seed=seed, init_from=f"runs/{seed}, checkpoint 6") for seed in range(2)]
+    notes = table(capsys, records(tmp_path, record("base"), *tuned))[1]
+    assert "weights of another run: tuned: runs/0, checkpoint 6; tuned: runs/1, checkpoint 6.\n" in notes
+    assert "weights" not in table(capsys, records(tmp_path / "base", record("base")))[1]
+
+
 def test_records_that_do_not_make_one_table_are_refused(tmp_path, capsys):
     other_steps = trained("a_h1", seed=1, steps=7)
     averaged = trained("a_h1", averaged_steps=[1, 2])
@@ -329,12 +344,22 @@ def test_records_that_do_not_make_one_table_are_refused(tmp_path, capsys):
     older, *newer = [trained("a_h1", seed=seed) for seed in range(3)]
     del older["config"]["model.activation"]  # as in records of earlier versions
     newer[1]["config"]["model.activation"] = "gelu"
+    own = lambda seed, **changes: record("own", seed=seed, **changes)
+    cased, uncased = (f"nrefs:1|case:{case}|tok:13a|version:2.6.0" for case in ("mixed", "lc"))
     write_records(tmp_path / "twice", [trained("a_h1")])
     (tmp_path / "twice/copy.json").write_text((tmp_path / "twice/a_h1_seed_0.json").read_text())
     for arguments, message in [
         ([records(tmp_path / "a", trained("a_h1"), other_steps)], "a_h1, seed 1 and seed 0 differ in config or steps"),
         ([records(tmp_path / "d", older, *newer)],
          "seed 2 and seed 1 differ in config or steps: model.activation is 'gelu' and 'relu'; one row"),
+        ([records(tmp_path / "e", own(0), own(1, averaged_steps=[1, 2]))],
+         "own, seed 1 and seed 0 differ in config or steps: averaged checkpoints is 2 and 1; one row"),
+        ([records(tmp_path / "f", own(0), own(1, init_from="runs/a, checkpoint 6"))],
+         "own, seed 1 and seed 0 differ in config or steps: first weights is 'those of a run' and 'random'; one row"),
+        ([records(tmp_path / "g", own(0), own(1, dev__sentences=4))],
+         "own, seed 1 and seed 0 differ in config or steps: sentences of dev is 4 and 3; one row"),
+        ([records(tmp_path / "h", own(0, dev__signature=cased), own(1, dev__signature=uncased))],
+         f"records: the sacreBLEU of own, seed 0 is {cased}, that of seed 1 {uncased}; one row has one of these"),
         ([records(tmp_path / "b", averaged)], "a_h1, seed 0 is an average of 2 checkpoints; Table 3 takes the last"),
         ([records(tmp_path / "c", trained("a_h1"), trained("base", dev__headline="f1", dev__f1=0.5))],
          "records: the headline scores are f1 and sacrebleu; give records of one task"),
