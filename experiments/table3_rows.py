@@ -222,7 +222,7 @@ def _compared_with(base: str, record: Record) -> Record:
 def _fields_with_several_values(configs: Sequence[dict[str, Any]]) -> set[str]:
     """What tells rows without a base apart."""
     first, *others = configs
-    return {field for field in first if any(changes(other, {field: first[field]}) for other in others)}
+    return {field for other in others for field in changes(other, first)}
 
 
 def _trained_config(records: list[Record]) -> dict[str, Any]:

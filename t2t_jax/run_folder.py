@@ -309,6 +309,11 @@ def has_effect(field: str) -> bool:
     return field not in _WITHOUT_EFFECT and not field.startswith("machine.")
 
 
+def is_option(field: str) -> bool:
+    """Whether SECTION.FIELD of a config is of an entry of one's own: a config without it was not given one."""
+    return field.split(".")[1:2] == ["options"]
+
+
 def row_of(path: Path) -> str:
     """The row of a table that a run is of: the name of its folder, or of the parent folder of seed_N."""
     path = path.resolve()

@@ -13,7 +13,7 @@ from experiments.scores import headline
 from experiments.sweep.trial_process import HUNG
 from t2t_jax.errors import DamagedError, InputError, shown
 from t2t_jax.files import flat, read_object, try_lock
-from t2t_jax.run_folder import RunFolder, has_effect
+from t2t_jax.run_folder import RunFolder, has_effect, is_option
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 REFUSED = "refused"  # until what its message names is corrected
@@ -83,10 +83,12 @@ class Trial:
     def _config_mismatch(self) -> str | None:
         """A setting that differs from the trained one, if any. For unfinished trials `main.py` makes this check."""
         trained, wanted = flat(RunFolder.open(self.folder).config), flat(self.settings)
-        for field in sorted(trained.keys() & wanted.keys()):
-            if trained[field] != wanted[field] and has_effect(field):
+        options = filter(is_option, trained.keys() | wanted.keys())
+        for field in sorted({*options, *(trained.keys() & wanted.keys())}):
+            old, new = trained.get(field), wanted.get(field)
+            if old != new and has_effect(field):
                 return (
-                    f"{field} is {wanted[field]!r}, but {self.folder} is finished with {shown(trained[field])}; "
+                    f"{field} is {new!r}, but {self.folder} is finished with {shown(old)}; "
                     "give the same values with --set or choose another --workdir"
                 )
         return None

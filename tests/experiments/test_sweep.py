@@ -1,5 +1,6 @@
 """Sweeps with real processes that are really killed: a failed trial stops no other, and nothing is trained twice."""
 
+import dataclasses
 import os
 import pty
 import random
@@ -263,6 +264,20 @@ def test_a_trial_from_before_there_was_a_field_is_finished_only_with_what_was_do
                "evaluate.dtype=bfloat16": "evaluate.dtype is", "decode.alpha=1": "decode.alpha is"}  # fmt: skip
     for change, problem in refused.items():
         state, details = outcome(change)
+        assert state == REFUSED and problem in details
+
+
+def test_a_finished_trial_without_the_options_of_its_row_is_refused(tmp_path):
+    decay, none = {"weight_decay": 0.1}, {}
+    for number, (trained, wanted, problem) in enumerate(
+        [(none, decay, "weight_decay is 0.1, but "), (decay, none, "weight_decay is None, but ")]
+    ):
+        [trial] = make_trials("table3", tmp_path / str(number), "c_n2", 1, [])
+        config = parse_config(row_files("table3")["c_n2"])
+        config.optimizer.options = trained
+        run_folder(trial.folder, config)
+        settings = trial.settings | {"optimizer": trial.settings["optimizer"] | {"options": wanted}}
+        state, details = dataclasses.replace(trial, settings=settings).outcome()
         assert state == REFUSED and problem in details
 
 

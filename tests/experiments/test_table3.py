@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from configs import base_ende
 from experiments import paper, table3_figure
 from experiments.figure_file import figure_file
 from experiments.records import write_records
@@ -446,6 +447,26 @@ def test_settings_without_a_column_are_shown_of_all_rows_and_of_rows_that_are_mo
     assert {row: cells["other"] for row, cells in rows.items() if cells["other"]} == {
         "d_ls00": "data.tokens_per_batch=64, train.dtype=bfloat16"
     }
+
+
+def test_the_options_of_an_entry_of_one_s_own_are_settings_though_base_has_none(tmp_path, capsys):
+    def with_option(row, seed=0):
+        config = base_ende.get_config()
+        config.optimizer.options = {"weight_decay": 0.1}
+        return record(row, config, seed=seed)
+
+    rows, _ = table(capsys, records(tmp_path, record("base"), with_option("decay")))
+    assert rows["decay"]["other"] == "optimizer.options.weight_decay=0.1"
+    rows, _ = table(capsys, records(tmp_path / "other", with_option("base"), record("none")))
+    assert rows["none"]["other"] == "optimizer.options.weight_decay=None"
+    rows, _ = table(capsys, records(tmp_path / "no_base", record("none"), with_option("decay")))
+    assert rows["decay"]["other"] == "optimizer.options.weight_decay=0.1"
+    for folder, seeds in (
+        ("first", [record("own"), with_option("own", 1)]),
+        ("last", [with_option("own"), record("own", seed=1)]),
+    ):
+        assert main([records(tmp_path / folder, *seeds)]) == 2
+        assert "differ in config or steps: optimizer.options.weight_decay is" in capsys.readouterr().err
 
 
 def test_records_of_rows_that_the_paper_does_not_have_are_rows_of_their_own(tmp_path, ablations, capsys):
