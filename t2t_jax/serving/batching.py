@@ -66,7 +66,8 @@ class Batcher:
         self._changed = threading.Condition()
         self._closed = False
         self._begun: float | None = None  # when the batch at work began, unless it is an idle job
-        self._batch_seconds = 0.0  # of the last batch that was no idle job, as those compile
+        # Of the last two batches that were no idle jobs, which compile. One of the others may compile, too.
+        self._seconds: collections.deque[float] = collections.deque(maxlen=2)
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
@@ -111,12 +112,13 @@ class Batcher:
         return min(max(1, math.ceil(self._wait())), _LONGEST_WAIT)
 
     def _wait(self) -> float:
-        """Seconds until the jobs that wait now will have run, as far as the last batch tells."""
+        """Seconds until the jobs that wait now will have run, each batch as fast as the faster of the last two."""
         counts: collections.Counter[Hashable] = collections.Counter()
         with self._changed:
             for job in self._waiting:
                 counts[job.key] += len(job.items)
-        return sum(math.ceil(count / self._batch_items) for count in counts.values()) * self._batch_seconds
+        batches = sum(math.ceil(count / self._batch_items) for count in counts.values())
+        return batches * min(self._seconds.copy(), default=0.0)  # a copy: the thread of the batches appends
 
     def close(self) -> None:
         """Gives up all jobs and waits for the thread."""
@@ -132,7 +134,8 @@ class Batcher:
         while batch := self._take():
             self._finish(batch)
             if self._begun is not None:
-                self._begun, self._batch_seconds = None, self._clock() - self._begun
+                self._seconds.append(self._clock() - self._begun)
+                self._begun = None
 
     def _take(self) -> list[Job]:
         """The next batch: the oldest job and, in order, those of its key; an empty list once closed."""

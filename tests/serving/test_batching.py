@@ -131,6 +131,26 @@ def test_a_job_that_would_wait_for_too_long_is_refused():
     worker.batcher.close()
 
 
+def test_one_slow_batch_that_may_have_compiled_refuses_nobody_and_two_do():
+    now = [0.0]
+    worker = Worker(longest_wait=20.0, clock=lambda: now[0])
+
+    def work_on(seconds):
+        worker.gate.clear(), worker.begun.clear()
+        at_work, first = worker.busy(), worker.submit("a", 1)
+        worker.batcher.withdraw(worker.submit("b", 1))  # finds one batch ahead of it
+        worker.batcher.withdraw(first)
+        now[0] += seconds
+        worker.gate.set()
+        at_work.future.result(SECONDS)
+
+    for seconds in (1.0, 50.0, 50.0):
+        work_on(seconds)
+    with pytest.raises(Full):
+        work_on(1.0)
+    worker.batcher.close()
+
+
 def test_closing_gives_up_what_waits_and_what_runs():
     worker = Worker()
     first, second = worker.busy(), worker.submit("a", 1)
