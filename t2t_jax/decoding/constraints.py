@@ -46,8 +46,12 @@ class Constraint:
         if not self.largest_bonus >= 0:
             raise InputError(f"largest_bonus must be at least 0; got {self.largest_bonus}")
 
-    def __call__(self, *arguments: Array, **of_sentences: Array) -> Array:
-        return self.function(*arguments, **of_sentences)
+    def __call__(self, log_probs: Array, *arguments: Array, **of_sentences: Array) -> Array:
+        changed = self.function(log_probs, *arguments, **of_sentences)
+        found = getattr(changed, "shape", None)
+        if found != log_probs.shape:  # with fewer tokens or hypotheses, the search would go on among others
+            raise InputError(f"constraint: must return the log-probabilities, of shape {log_probs.shape}; got {found}")
+        return changed
 
 
 def forbid_early_eos(min_length: int, eos: int) -> Constraint:

@@ -1,7 +1,9 @@
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
-from t2t_jax.decoding.constraints import forbid_early_eos, force_prefix, no_repeated_ngram
+from t2t_jax.decoding.constraints import Constraint, forbid_early_eos, force_prefix, no_repeated_ngram
+from t2t_jax.errors import InputError
 
 ALL = set(range(9))
 
@@ -25,6 +27,21 @@ def test_a_prefix_is_forced_token_by_token_and_then_every_token_is_allowed():
     assert allowed(constraint, tokens, [0, 0, 0]) == [[{5}], [{7}], [ALL]]
     assert allowed(constraint, tokens, [1, 1, 1]) == [[{6}], [ALL], [ALL]]
     assert allowed(constraint, tokens, [2, 2, 2]) == [[ALL], [ALL], [ALL]]
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda log_probs, tokens, lengths: log_probs[..., :3], r"\(2, 1, 3\)"),
+        (lambda log_probs, tokens, lengths: log_probs[:, 0], r"\(2, 9\)"),
+        (lambda log_probs, tokens, lengths: None, "None"),
+    ],
+)
+def test_a_constraint_that_returns_other_than_log_probabilities_is_refused(function, shape):
+    arguments = jnp.zeros((2, 1, 9)), jnp.zeros((2, 1, 4), int), jnp.zeros(2, int)
+    message = rf"constraint: must return the log-probabilities, of shape \(2, 1, 9\); got {shape}"
+    with pytest.raises(InputError, match=message):
+        Constraint(function, largest_bonus=0.0)(*arguments)
 
 
 def test_repeated_n_grams_are_blocked():
