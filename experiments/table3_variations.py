@@ -221,12 +221,8 @@ def _of_all_rows(table: Table) -> list[str]:
 
 def _first_weights(table: Table) -> list[str]:
     """The runs whose weights the training of rows began from, where these were not random."""
-    begun = [
-        (row.name, record["init_from"]) for row in table.trained for record in row.records if "init_from" in record
-    ]
-    return [f"Trained from the weights of another run: {'; '.join(f'{row}: {run}' for row, run in begun)}."] * bool(
-        begun
-    )
+    begun = [f"{row.name}: {of['init_from']}" for row in table.trained for of in row.records if "init_from" in of]
+    return [f"Trained from the weights of another run: {'; '.join(begun)}."] if begun else []
 
 
 def _shortened(rows: Sequence[Row]) -> list[str]:
