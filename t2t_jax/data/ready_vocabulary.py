@@ -43,6 +43,7 @@ def ready_vocabulary(
     except (UnicodeDecodeError, ValueError):
         model = content
     else:
+        _check_word_ends(name, merges)
         model = model_of_merges(merges, _alphabet(sentences))
     return add_normalization(_checked(name, model), replace or {}, name)
 
@@ -64,6 +65,15 @@ def _merges(text: str) -> list[tuple[str, str]]:
     if not pairs or any(len(pair) != 2 or not all(pair) for pair in pairs):
         raise ValueError("not merges")
     return pairs
+
+
+def _check_word_ends(name: str, merges: list[tuple[str, str]]) -> None:
+    """Refuses other files of two columns, such as GPT-2's merges and lists of words: few or none would ever apply."""
+    if not any("</w>" in piece for pair in merges for piece in pair):
+        raise InputError(
+            f"{name} has no merge with </w>, the end of a word, so it is not subword-nmt's codes, but perhaps a list "
+            "of words with counts, or the merges of a byte-level BPE; give the output of subword-nmt learn-bpe"
+        )
 
 
 def _alphabet(sentences: Iterable[str]) -> set[str]:

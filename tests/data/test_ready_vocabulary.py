@@ -77,6 +77,14 @@ def test_files_that_are_no_vocabulary_are_refused_by_name(tmp_path):
             ready_vocabulary(path, [])
 
 
+@pytest.mark.parametrize("other", ["#version: 0.2\nĠ t\nh e\nĠt he\n", "the 1061\nof 593\n"])
+def test_two_columns_that_are_no_codes_of_subword_nmt_are_refused(tmp_path, other):
+    """The merges of GPT-2's byte-level BPE, and a list of words with their counts: few or none would ever apply."""
+    (tmp_path / "other").write_text(other)
+    with pytest.raises(InputError, match="data.vocabulary=.*other has no merge with </w>, .* subword-nmt learn-bpe"):
+        ready_vocabulary(tmp_path / "other", [])
+
+
 def test_a_byte_order_mark_before_the_merges_is_ignored(tmp_path):
     codes = "#version: 0.2\ne r</w>\nl o\n"
     (tmp_path / "plain").write_text(codes)
