@@ -3,10 +3,10 @@
 import http.client
 import os
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.errors import DamagedError, InputError, full_disk_named
 from t2t_jax.files import expanded, folder_lock, sha256
 from t2t_jax.progress_bar import progress_bar
 
@@ -54,18 +54,25 @@ def download(url: str, path: Path, size: int) -> Path:
     """Downloads the `size` bytes at `url` to `path`, atomically; the caller holds the lock of the folder."""
     partial = path.with_name(path.name + ".partial")
     advice = f"check the network, or put {path.name} into a folder and name that in data.archives"
-    try:
-        with (
-            urllib.request.urlopen(url, timeout=60) as response,
-            partial.open("wb") as file,
-            progress_bar(total=size, unit="B", desc=path.name) as bar,
-        ):
-            while block := response.read(1 << 20):
-                file.write(block)
-                bar.update(len(block))
-    except (OSError, http.client.HTTPException) as error:
-        raise InputError(f"data.corpus: could not download {url} ({error}); {advice}") from None
+    with (
+        full_disk_named(partial),
+        partial.open("wb") as file,
+        progress_bar(total=size, unit="B", desc=path.name) as bar,
+    ):
+        for block in _blocks(url, advice):
+            file.write(block)
+            bar.update(len(block))
     if (found := partial.stat().st_size) != size:
         raise InputError(f"data.corpus: {url} gave {found:,} of {size:,} bytes; {advice}")
     os.replace(partial, path)
     return path
+
+
+def _blocks(url: str, advice: str) -> Iterator[bytes]:
+    """What is at `url`, in parts; errors of the network end with the advice."""
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            while block := response.read(1 << 20):
+                yield block
+    except (OSError, http.client.HTTPException) as error:
+        raise InputError(f"data.corpus: could not download {url} ({error}); {advice}") from None

@@ -68,15 +68,16 @@ def open_store(data: Mapping[str, Any], on_slurm: Mapping[str, str] | None = Non
             )
         _check_jobs_know(data["task"], data["corpus"])
         slurm.check_array(on_slurm)
-    corpus, directory = _corpus_of(data), local_directory(data["directory"])
+    directory = local_directory(data["directory"])
 
     def write_by_jobs(work: Path) -> None:
         plain = json.loads(json.dumps(data, default=dict))
         slurm.run_array(functools.partial(_write_share, plain, work), work / "jobs", on_slurm, "prepare")
 
-    mirror = mirrored("data.directory", data["directory"], _store_folder(corpus, settings, directory))
-    with mirror, full_disk_named(directory):
-        return prepare(corpus, settings, directory, None if on_slurm is None else write_by_jobs)
+    with full_disk_named(directory):
+        corpus = _corpus_of(data)  # which may be downloaded
+        with mirrored("data.directory", data["directory"], _store_folder(corpus, settings, directory)):
+            return prepare(corpus, settings, directory, None if on_slurm is None else write_by_jobs)
 
 
 def _check_jobs_know(task: str, corpus: str) -> None:

@@ -163,9 +163,12 @@ def _write_shard(encoding: Encoding, path: Path, number: int, pairs: list[Pair])
         arrays[name] = np.array([key(*text) for text in texts] if on else [], np.uint64)
     arrays["report"] = np.frombuffer(json.dumps(dataclasses.asdict(report)).encode(), np.uint8)
     partial = path.with_suffix(f".{socket.gethostname()}-{os.getpid()}.partial")  # a requeued job may write it too
-    with partial.open("wb") as file:
-        np.savez(file, **arrays)
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            np.savez(file, **arrays)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
     return len(pairs)
 
 

@@ -21,7 +21,7 @@ from sentencepiece import sentencepiece_model_pb2
 from t2t_jax.data.bpe_dropout import BpeDropout
 from t2t_jax.data.corpora import one_line
 from t2t_jax.data.plain_text import INVISIBLE, SPACES, compose, is_blank, plain_forms
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, full_disk_named
 from t2t_jax.files import lone_surrogate, single_line
 
 PAD, EOS, UNKNOWN = 0, 1, 2
@@ -154,7 +154,7 @@ def compiled_rules(replace: Mapping[str, str]) -> bytes:
 @contextlib.contextmanager
 def _rules_file(replace: Mapping[str, str]) -> Iterator[str]:
     """A temporary file with these rules in SentencePiece's format."""
-    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
+    with full_disk_named(tempfile.gettempdir()), tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
         rules.write("".join(f"{_codes(old)}\t{_codes(new)}\n" for old, new in replace.items()))
         rules.flush()
         yield rules.name

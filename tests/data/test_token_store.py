@@ -1,5 +1,6 @@
 import concurrent.futures
 import dataclasses
+import errno
 import functools
 import time
 
@@ -287,6 +288,20 @@ def test_a_disk_that_fills_up_while_shards_are_joined_ends_with_a_line_and_the_s
     line, code = stop_reason(failed.value)
     assert "No space left on device" in line and code == 2
     assert prepare(corpus, SETTINGS, tmp_path / "stores").fingerprint == whole.fingerprint
+
+
+def test_a_shard_that_a_full_disk_cuts_short_takes_no_more_space_there(corpus, tmp_path, monkeypatch):
+    """Each try would leave one of each worker process, until one succeeds."""
+
+    def savez(file, **arrays):
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shards.np, "savez", savez)
+    with pytest.raises(OSError, match="No space left"):
+        prepare(corpus, SETTINGS, tmp_path)
+    (work,) = tmp_path.glob(".*.unfinished")
+    assert {path.name for path in work.iterdir()} == {"vocabularies", "store"}
 
 
 def watched(jobs, seen):

@@ -1,4 +1,6 @@
+import errno
 import re
+import tempfile
 
 import pytest
 from hypothesis import given, settings
@@ -107,6 +109,18 @@ def test_normalisation_rules_are_applied_before_tokenisation(tmp_path):
     tokenizer = Tokenizer(path)
     assert tokenizer.decode(tokenizer.encode("“one”… t\u200bwo")) == '"one”... two'
     assert tokenizer.encode("t\u200bwo") == tokenizer.encode("two")
+
+
+def test_a_full_disk_of_temporary_files_is_named(monkeypatch):
+    """Not the disk of data.directory, where preparation writes all else."""
+
+    def on_a_full_disk(mode, **_):
+        return open("/dev/full", mode)
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", on_a_full_disk)
+    with pytest.raises(OSError) as failed:
+        train_vocabulary(["a b c"], 300, replace={"„": '"'})
+    assert failed.value.errno == errno.ENOSPC and failed.value.filename == tempfile.gettempdir()
 
 
 def test_characters_beyond_the_coverage_are_encoded_as_bytes(tmp_path):

@@ -15,7 +15,9 @@ import pytest
 
 from t2t_jax.data import downloads, wmt14
 from t2t_jax.data.corpora import read_corpus
-from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.data.preparation import open_store
+from t2t_jax.errors import DamagedError, InputError, stop_reason
+from tests.runs import tiny_config
 
 # Where each part of the training set is: archive, file without the language, number of pairs.
 PARTS = {
@@ -330,6 +332,28 @@ def test_downloads_are_atomic(tmp_path):
     assert not path.exists()
     assert downloads.download(served.as_uri(), path, 10).read_bytes() == b"0123456789"
     assert [p.name for p in path.parent.iterdir()] == ["dev.tgz"]
+
+
+def test_a_disk_that_is_full_is_not_taken_for_a_bug_or_for_the_network(archives, tmp_path, monkeypatch):
+    def write_shard(*_):  # as array_record does
+        raise RuntimeError("write() failed: No space left on device; writing x.array_record; at byte 495616")
+
+    monkeypatch.setattr(wmt14._builder_class(), "_write_shard", write_shard)
+    fields = {"data__corpus": "wmt14_ende", "data__train": "", "data__dev": "", "data__test": ""}
+    config = tiny_config(tmp_path, data__archives=str(archives), **fields)
+    with pytest.raises(OSError) as failed:
+        open_store(config.data)
+    assert stop_reason(failed.value) == (f"{tmp_path}/stores: No space left on device; {CORRECT_THAT}", 2)
+
+    served = tmp_path / "served"
+    served.write_bytes(b"0123456789")
+    (tmp_path / "dev.tgz.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError) as failed:
+        downloads.download(served.as_uri(), tmp_path / "dev.tgz", 10)
+    assert stop_reason(failed.value) == (f"{tmp_path}/dev.tgz.partial: No space left on device; {CORRECT_THAT}", 2)
+
+
+CORRECT_THAT = "correct that, or give another path"
 
 
 def test_the_hash_of_a_download_is_checked(tmp_path):
