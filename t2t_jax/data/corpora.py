@@ -44,7 +44,8 @@ class Corpus:
     The splits are 'train', 'dev' and 'test'; any other is a further test set. `checksums` identify the text. `table`
     makes a table, for people to read, of where the pairs come from and of the known numbers of them; it is called after
     all splits have been read. `has_copies` tells that training pairs are repeated on purpose. `texts` are the parts of
-    the training split, if there are several.
+    the training split, if there are several. `check` refuses text that can't be prepared; as it may have to read all of
+    it, it is called only where there is no prepared corpus yet.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Corpus:
     table: Callable[[], str] = str
     has_copies: bool = False
     texts: tuple[Text, ...] = ()
+    check: Callable[[], None] = lambda: None
 
 
 def test_sets(given: str) -> dict[str, str]:
@@ -154,7 +156,12 @@ def files(languages: tuple[str, str], prefixes: dict[str, str], directory: Path,
             prefix = split if len(listed) == 1 else f"{split}.{number}"
             checksums |= _checksums(prefix, text.files, languages)
     mixture = tuple(map(Text, names, weights, [text.pairs for text in texts["train"]])) if len(names) > 1 else ()
-    return Corpus("files", languages, splits, checksums, texts=mixture)
+
+    def check() -> None:
+        for text in itertools.chain.from_iterable(texts.values()):
+            text.check()
+
+    return Corpus("files", languages, splits, checksums, texts=mixture, check=check)
 
 
 def _checksums(name: str, paths: Sequence[Path], languages: tuple[str, str]) -> dict[str, str]:

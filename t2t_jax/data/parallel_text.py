@@ -1,5 +1,6 @@
 """§5.1: parallel text of the user's own: two plain texts, tab-separated values or JSON lines, compressed or not."""
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,14 @@ from t2t_jax.files import COMPRESSIONS, compression, existing_file, expanded, lo
 
 
 class ParallelText(NamedTuple):
-    """Files of parallel text, and what streams their pairs (source, target)."""
+    """Files of parallel text, and what streams their pairs (source, target).
+
+    `check` refuses files that are empty or differ in their number of lines; it reads plain texts to their ends.
+    """
 
     files: tuple[Path, ...]
     pairs: Callable[[], Iterator[tuple[str, str]]]
+    check: Callable[[], None]
 
 
 def parallel_text(field: str, name: str, languages: tuple[str, str]) -> ParallelText:
@@ -23,17 +28,18 @@ def parallel_text(field: str, name: str, languages: tuple[str, str]) -> Parallel
     {"translation": {"en": …, "de": …}} or {"en": …, "de": …}. Any other name is a PREFIX: line n of PREFIX.en is
     translated by line n of PREFIX.de. Each file may be compressed: its name then ends with .gz, .bz2, .xz or .zst.
     """
-    suffix = Path(name.removesuffix(compression(name))).suffix.lower()
+    suffix, given = Path(name.removesuffix(compression(name))).suffix.lower(), f"{field}={name}"
     if suffix != ".tsv":  # which alone doesn't find its sides by their languages
-        check_languages_differ(f"{field}={name}", languages)
+        check_languages_differ(given, languages)
     parse = _PARSERS.get(suffix)
     if parse is None:
-        sides = _sides(f"{field}={name}", name, languages)
-        return ParallelText(sides, lambda: zip(*map(unpacked_lines, sides), strict=True))
+        sides = _sides(given, name, languages)
+        check = functools.partial(_check_lines, given, sides)
+        return ParallelText(sides, lambda: zip(*map(unpacked_lines, sides), strict=True), check)
     path = existing_file(field, name)
-    if next(unpacked_lines(path), None) is None:
-        raise InputError(f"{field}={name}: {path} is empty; give at least one pair")
-    return ParallelText((path,), lambda: _parsed(parse, path, languages))
+    return ParallelText(
+        (path,), lambda: _parsed(parse, path, languages), functools.partial(_check_not_empty, given, path)
+    )
 
 
 def check_languages_differ(name: str, languages: tuple[str, str]) -> None:
@@ -49,9 +55,13 @@ def check_languages_differ(name: str, languages: tuple[str, str]) -> None:
 
 
 def _sides(name: str, prefix: str, languages: tuple[str, str]) -> tuple[Path, Path]:
-    """The files of both sides, which have equally many lines."""
+    """The files of both sides."""
     plain = [expanded(name, f"{prefix}.{language}") for language in languages]
-    sides = tuple(_side(name, path, plain) for path in plain)
+    return tuple(_side(name, path, plain) for path in plain)
+
+
+def _check_lines(name: str, sides: tuple[Path, Path]) -> None:
+    """Refuses sides that are empty or have different numbers of lines."""
     source, target = map(_count_lines, sides)
     if source != target:
         raise InputError(
@@ -59,7 +69,6 @@ def _sides(name: str, prefix: str, languages: tuple[str, str]) -> tuple[Path, Pa
         )
     if source == 0:
         raise InputError(f"{name}: {sides[0]} is empty; give at least one sentence a side")
-    return sides
 
 
 def _side(name: str, plain: Path, sides: list[Path]) -> Path:
@@ -86,6 +95,11 @@ def _count_lines(path: Path) -> int:
 
 
 # --- A pair a line -----------------------------------------------------------------------------------------
+
+
+def _check_not_empty(name: str, path: Path) -> None:
+    if next(unpacked_lines(path), None) is None:
+        raise InputError(f"{name}: {path} is empty; give at least one pair")
 
 
 def _parsed(parse: Callable[..., Any], path: Path, languages: tuple[str, str]) -> Iterator[tuple[str, str]]:

@@ -214,6 +214,7 @@ def _encoding(corpus: Corpus, settings: StoreSettings, work: Path) -> Encoding:
 def _write(
     corpus: Corpus, settings: StoreSettings, work: Path, final: Path, write_by_jobs: Callable[[Path], None] | None
 ) -> None:
+    corpus.check()
     task, folder = TASKS[settings.task], work / _VOCABULARIES
     vocabularies = _open_finished(folder) or _write_vocabularies(folder, corpus, settings, task)
     held_out = _held_out(corpus)

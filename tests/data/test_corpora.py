@@ -26,7 +26,9 @@ from tests.test_resume import write_config
 
 
 def read_files(prefixes, tmp_path):
-    return read_corpus("files", "en", "de", prefixes, tmp_path)
+    corpus = read_corpus("files", "en", "de", prefixes, tmp_path)
+    corpus.check()
+    return corpus
 
 
 def test_the_users_files_are_read_pair_for_pair(tmp_path):
@@ -185,6 +187,17 @@ def test_text_is_prepared_and_trained_on(tmp_path, command, kind, suffix):
     assert code == 0 and "600 of 600 training pairs kept" in output, errors
     code, _, errors = command(f"--workdir={tmp_path}/run", *flags)
     assert code == 0 and json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 1, errors
+
+
+@pytest.mark.parametrize("kind", ["prefix", "tsv"])
+def test_text_that_has_been_prepared_is_not_unpacked_again(tmp_path, monkeypatch, kind):
+    """It takes minutes for a large corpus, whenever a run is resumed or evaluated."""
+    data = tiny_config(tmp_path).data
+    data.train = write_text(tmp_path, kind, ".bz2", toy_corpus.pairs(300, 0))
+    first = open_store(data)
+    for reader in ("unpacked", "unpacked_lines"):
+        monkeypatch.setattr(parallel_text, reader, lambda path, *_: pytest.fail(f"{path} was unpacked"))
+    assert open_store(data).fingerprint == first.fingerprint
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
