@@ -39,7 +39,17 @@ from t2t_jax.data.task import (
 from t2t_jax.data.token_store import SIDES, TokenStore
 from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, train_symbols, train_vocabulary
 from t2t_jax.errors import DamagedError, InputError, full_disk_named
-from t2t_jax.files import cache_folder, expanded, folder_lock, is_url, read_object, sha256, write_bytes, write_object
+from t2t_jax.files import (
+    cache_folder,
+    expanded,
+    folder_lock,
+    is_url,
+    read_object,
+    remove_folder,
+    sha256,
+    write_bytes,
+    write_object,
+)
 from t2t_jax.object_store import mirrored
 
 _FORMAT = 3  # version of stores; incremented when the same corpus and settings give other bytes
@@ -128,7 +138,7 @@ def prepare(
             except slurm.JobsRefused:  # they may be given others, or submitted later
                 raise
             except InputError:  # resuming would only raise it again
-                shutil.rmtree(work)
+                remove_folder(work)  # in which jobs that are being cancelled may still write
                 raise
     return TokenStore(final, [(text.name, text.weight) for text in corpus.texts])
 

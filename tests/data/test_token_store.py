@@ -1,7 +1,10 @@
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
+import threading
 import time
 
 import numpy as np
@@ -212,6 +215,26 @@ def test_a_failed_preparation_leaves_nothing_behind(tmp_path):
     with pytest.raises(InputError, match="line 20"):
         prepare(corpus, SETTINGS, tmp_path / "stores")
     assert list((tmp_path / "stores").iterdir()) == []
+
+
+def test_the_error_of_a_job_is_raised_though_others_still_write_shards(corpus, tmp_path):
+    """Slurm takes some seconds to end the tasks of an array."""
+    others, is_over = [], threading.Event()
+
+    def write_by_jobs(work):
+        def write():
+            for number in itertools.takewhile(lambda _: not is_over.is_set(), itertools.count()):
+                with contextlib.suppress(FileNotFoundError):
+                    (work / f"shard-{number:05}.npz").write_bytes(b"")
+
+        others.append(threading.Thread(target=write))
+        others[0].start()
+        threading.Timer(0.5, is_over.set).start()
+        raise InputError("train.de, line 7: not valid UTF-8")
+
+    with pytest.raises(InputError, match="line 7"):
+        prepare(corpus, SETTINGS, tmp_path, write_by_jobs)
+    others[0].join()
 
 
 def test_duplicates_are_found_across_shards(tmp_path, monkeypatch):
