@@ -74,7 +74,7 @@ def get_config() -> ml_collections.ConfigDict:
     cleaning.drop_wrong_script = False  # most letters are not in the script of the language
     cleaning.drop_duplicates = False  # repeated pairs
     cleaning.drop_near_duplicates = False  # pairs equal but for digits, punctuation, spaces and case
-    cleaning.drop_test_leaks = False  # pairs with a side that is a dev or test sentence
+    cleaning.drop_test_leaks = False  # pairs with a side that is a dev or test sentence of 12 letters or more
 
     config.optimizer = optimizer = ml_collections.ConfigDict()
     optimizer.name = "adam"  # (§5.3); an entry of OPTIMIZERS in t2t_jax/training/optimizer.py
