@@ -177,9 +177,7 @@ def _weighted(train: str) -> tuple[list[str], list[float]]:
     """The names and weights in `data.train`; 1 where none is given."""
     names, weights = [], []
     for text in train.split(","):
-        name, colon, weight = text.strip().rpartition(":")
-        if not colon or "/" in weight:  # the colon is in the name of a folder
-            name, weight = text.strip(), "1"
+        name, weight = name_and_number(text.strip())
         if not re.fullmatch(_WEIGHT, weight):
             raise InputError(
                 f"data.train={train}: after the colon, the weight of {name} must be a positive number of at most four "
@@ -190,6 +188,12 @@ def _weighted(train: str) -> tuple[list[str], list[float]]:
     if len(names) == 1 and weights != [1.0]:
         raise InputError(f"data.train={train}: the weight of a single text changes nothing; leave it out")
     return names, weights
+
+
+def name_and_number(text: str) -> tuple[str, str]:
+    """The parts of NAME:NUMBER; the number is 1 where none is given."""
+    name, colon, number = text.rpartition(":")
+    return (name, number) if colon and "/" not in number else (text, "1")  # a folder's name may have a colon
 
 
 def _texts(split: str, names: str, languages: tuple[str, str]) -> list[ParallelText]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from t2t_jax.data.corpora import Corpus, CorpusReader, Pair, refuse_unread, test_sets
+from t2t_jax.data.corpora import Corpus, CorpusReader, Pair, name_and_number, refuse_unread, test_sets
 from t2t_jax.data.trees import bracketed, read_trees, words
 from t2t_jax.errors import InputError
 from t2t_jax.files import existing_file, expanded, sha256, unpacked_lines
@@ -138,15 +138,15 @@ def _listed(train: str) -> list[tuple[str, int]]:
     """The names and numbers of copies in `data.train`."""
     listed = []
     for text in train.split(","):
-        name, colon, copies = text.strip().partition(":")
-        if not name and (colon or "," in train):
+        name, copies = name_and_number(text.strip())
+        if not name and train.strip():
             raise InputError(f"data.train={train}: a name is empty; write FILE:COPIES,FILE:COPIES")
-        if colon and not re.fullmatch("0*[1-9][0-9]{0,5}", copies):
+        if not re.fullmatch("0*[1-9][0-9]{0,5}", copies):
             raise InputError(
                 f"data.train={train}: after the colon, the number of copies of {name} must be from 1 to 999999; got "
                 f"{copies!r}"
             )
-        listed.append((name, int(copies or 1)))
+        listed.append((name, int(copies)))
     return listed
 
 

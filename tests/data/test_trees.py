@@ -233,6 +233,15 @@ def test_files_of_trees_are_a_corpus_and_training_may_repeat_them(files, tmp_pat
     ]
 
 
+def test_the_name_of_a_folder_may_have_a_colon(files, tmp_path):
+    folder = tmp_path / "craft:v5"
+    folder.mkdir()
+    (folder / "train.mrg").write_text("(NN b)\n")
+    for copies, expected in (("", ["b", "a"]), (":2", ["b", "b", "a"])):
+        corpus = read(files | {"train": f"{folder}/train.mrg{copies},{files['train']}"}, tmp_path)
+        assert [sentence for sentence, _ in corpus.splits["train"]()] == expected
+
+
 def test_the_table_expects_no_number_of_trees_of_a_treebank_of_ones_own(files, tmp_path):
     corpus = read(files, tmp_path)
     assert all(list(pairs()) for pairs in corpus.splits.values())
