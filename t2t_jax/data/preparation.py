@@ -225,9 +225,8 @@ def _write(
     corpus: Corpus, settings: StoreSettings, work: Path, final: Path, write_by_jobs: Callable[[Path], None] | None
 ) -> None:
     corpus.check()
-    task, folder = TASKS[settings.task], work / _VOCABULARIES
+    task, folder, held_out = TASKS[settings.task], work / _VOCABULARIES, _held_out(corpus)
     vocabularies = _open_finished(folder) or _write_vocabularies(folder, corpus, settings, task)
-    held_out = _held_out(corpus)
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()

@@ -438,6 +438,14 @@ def test_a_held_out_line_that_cannot_be_scored_is_refused_before_the_corpus_is_e
     assert store.held_out_counts["dev"] == {"read": 2, "kept": 1, "unknown": 0, "normalized": 0}
 
 
+def test_a_held_out_line_that_cannot_be_read_is_refused_before_the_vocabulary_is_trained(tmp_path, monkeypatch):
+    prefixes = toy_corpus.write_splits(tmp_path)
+    (tmp_path / "test.de").write_bytes(b"eins\n" * 19 + b"\xff\n")
+    monkeypatch.setattr(preparation, "draw", lambda *_: pytest.fail("the training text was read"))
+    with pytest.raises(InputError, match=r"test.de, line 20: not valid UTF-8"):
+        prepare(read_corpus("files", "en", "de", prefixes, tmp_path), SETTINGS, tmp_path / "stores")
+
+
 def test_references_that_the_rules_for_training_text_would_change_are_counted_and_kept(tmp_path):
     """Translations hold none of these characters. Sources are normalised by the vocabulary; case is not counted."""
     prefixes = toy_corpus.write_splits(tmp_path)
