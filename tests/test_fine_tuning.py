@@ -129,6 +129,18 @@ def test_another_vocabulary_is_refused(pretrained, tmp_path):
     assert train(same, str(tmp_path / "run"), init_from=str(pretrained))["steps"] == 2
 
 
+def test_bpe_codes_are_the_vocabulary_of_the_run_that_was_trained_with_them(tmp_path):
+    """Which also has the characters of its corpus that are in no merge."""
+    for name, merges in (("codes", "o n\no n</w>\n"), ("others", "e i\nn s</w>\n")):
+        (tmp_path / name).write_text(f"#version: 0.2\n{merges}")
+    config = config_of(tmp_path, data__vocabulary=str(tmp_path / "codes"), train__train_steps=1)
+    train(config, str(tmp_path / "first"))
+    assert train(config, str(tmp_path / "run"), init_from=str(tmp_path / "first"))["steps"] == 1
+    config.data.vocabulary = str(tmp_path / "others")
+    with pytest.raises(InputError, match="data.vocabulary=.*others is not the vocabulary of --init_from"):
+        train(config, str(tmp_path / "other"), init_from=str(tmp_path / "first"))
+
+
 def command(directory, init_from, *flags):
     (directory / "config.py").write_text(
         f"from pathlib import Path\nfrom tests.runs import tiny_config\n"

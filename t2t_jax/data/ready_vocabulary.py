@@ -23,7 +23,7 @@ from t2t_jax.data.tokenizer import (
 from t2t_jax.errors import InputError
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
-_MIN_COUNT = 5  # characters that are in no merge become pieces from this count on; rarer ones are encoded as bytes
+MIN_COUNT = 5  # characters that are in no merge become pieces from this count on; rarer ones are encoded as bytes
 
 
 def ready_vocabulary(
@@ -77,12 +77,12 @@ def _check_word_ends(name: str, merges: list[tuple[str, str]]) -> None:
 
 
 def _alphabet(sentences: Iterable[str]) -> set[str]:
-    """The characters that occur at least `_MIN_COUNT` times."""
+    """The characters that occur at least `MIN_COUNT` times."""
     counts = collections.Counter()
     for sentence in sentences:
         counts.update(sentence)
     del counts["\0"]  # SentencePiece cannot have it as a piece
-    return {character for character, count in counts.items() if count >= _MIN_COUNT and not character.isspace()}
+    return {character for character, count in counts.items() if count >= MIN_COUNT and not character.isspace()}
 
 
 def model_of_merges(merges: list[tuple[str, str]], alphabet: Iterable[str] = ()) -> bytes:

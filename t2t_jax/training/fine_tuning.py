@@ -14,9 +14,9 @@ from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data import cleaning
 from t2t_jax.data.preparation import local_directory
-from t2t_jax.data.ready_vocabulary import ready_vocabulary
+from t2t_jax.data.ready_vocabulary import MIN_COUNT, ready_vocabulary
 from t2t_jax.data.task import Vocabularies
-from t2t_jax.data.tokenizer import add_normalization
+from t2t_jax.data.tokenizer import add_normalization, load_pieces
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import flat, is_url, write_bytes
@@ -122,6 +122,12 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
 def _check_same(field: str, given: str, wanted: bytes, replace: Mapping[str, str], path: str) -> None:
     """Refuses a vocabulary of the config that is not, with the rules `replace`, the one that the weights belong to."""
     with contextlib.suppress(InputError):  # no file, or no vocabulary
-        if not given or ready_vocabulary(Path(given).expanduser(), (), field, replace) == wanted:
+        if not given or ready_vocabulary(Path(given).expanduser(), _characters(wanted), field, replace) == wanted:
             return
     raise InputError(f"{field}={given} is not the vocabulary of --init_from={path}; leave {field} empty")
+
+
+def _characters(model: bytes) -> list[str]:
+    """Text of the characters that are pieces: with BPE codes, those of no merge came from the run's corpus."""
+    pieces = load_pieces(model, "the vocabulary of --init_from")
+    return [piece * MIN_COUNT for piece in map(pieces.id_to_piece, range(len(pieces))) if len(piece) == 1]
