@@ -347,11 +347,24 @@ def try_lock(lock: Path) -> TextIO | None:
     """Exclusive file lock (flock), held until the returned file is closed; None where another process holds it."""
     file = lock.open("w")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, lock.parent)
     except BlockingIOError:
         file.close()
         return None
     return file
+
+
+def _flock(handle: int, operation: int, folder: Path) -> None:
+    """flock(2) for `folder`, whose file system may be mounted without it, as Lustre often is."""
+    try:
+        fcntl.flock(handle, operation)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        reason = os.strerror(error.errno)
+        raise InputError(
+            f"{folder}: its file system has no file locks ({reason}); mount it with them, or give another folder"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -383,11 +396,11 @@ def _locked(folder: Path, held: str) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, folder)
     except BlockingIOError:
         if held:
             print(f"{held}; waiting for it", file=sys.stderr, flush=True)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        _flock(handle, fcntl.LOCK_EX, folder)
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(handle), os.stat(folder)):
             return handle

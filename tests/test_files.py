@@ -1,9 +1,11 @@
+import errno
 import io
 import json
 import multiprocessing
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -17,6 +19,7 @@ from t2t_jax.files import (
     read_lines,
     read_object,
     single_line,
+    try_lock,
     write_bytes,
     write_json,
     write_lines,
@@ -123,6 +126,15 @@ def test_a_folder_whose_holder_removes_it_is_locked_by_one_process_at_a_time(tmp
 def test_a_folder_that_the_file_system_refuses_is_not_waited_for():
     with pytest.raises(FileNotFoundError), folder_lock(Path("/proc/none/folder")):
         pass
+
+
+@pytest.mark.parametrize(
+    "lock", [lambda folder: try_lock(folder / ".lock"), lambda folder: folder_lock(folder).__enter__()]
+)
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, lock):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    with pytest.raises(InputError, match=f"^{tmp_path}: its file system has no file locks .No locks available.; mount"):
+        lock(tmp_path)
 
 
 @pytest.mark.parametrize("path_of", [files.expanded, files.existing_file, files.check_output])
