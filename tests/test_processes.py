@@ -22,9 +22,11 @@ from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints
 from t2t_jax.data.preparation import open_store
 from t2t_jax.errors import InputError
+from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import loop
 from t2t_jax.training.agreement import check_state
 from t2t_jax.training.checks import check
+from t2t_jax.training.setup import check_shared
 from tests.runs import tiny_config
 from tests.test_devices import assert_same, train
 from tests.test_resume import assert_same_run, losses, wait_for_checkpoint
@@ -95,10 +97,14 @@ def train_and_keep(directory, process_id):
         np.testing.assert_array_equal(np.sum(counted, axis=0), batch["inputs"])  # each row once
     with pytest.raises(InputError, match="machine.engine='pmap' is for a single process; .*'jit'"):
         check(tiny_config(own, machine__engine="pmap"))
+    check_shared(RunFolder(directory, writes=sharding.is_main()))
+    with pytest.raises(InputError, match="workdir: process 1 does not find in .* need a folder that they share"):
+        check_shared(RunFolder(own, writes=sharding.is_main()))
     config = tiny_config(own, **DROPOUT)
     losses, state = train(config, open_store(config.data), 8)
     state = sharding.gather_arrays(state, sharding.make_mesh())
     if sharding.is_main():
+        assert not [*directory.glob(".*"), *own.glob(".*")], "check_shared removes what it has written"
         leaves = {str(index): np.asarray(x) for index, x in enumerate(jax.tree.leaves(state))}
         np.savez(directory / "found.npz", losses=losses, **leaves)
 
