@@ -30,9 +30,16 @@ class InputError(StopError, ValueError):
 
 
 class InterruptedRun(StopError):
-    """Stopped early, for example by a signal; the same command resumes."""
+    """Stopped early, for example by a signal; the same command resumes.
+
+    Where several processes train a run, all of them raise it, after the same step.
+    """
 
     exit_code = 3
+
+
+class InterruptedProcess(InterruptedRun):
+    """This process alone has stopped early, for example for lack of memory; the same command resumes."""
 
 
 class DamagedError(StopError):

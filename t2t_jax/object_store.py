@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from t2t_jax import signals
-from t2t_jax.errors import InputError, InterruptedRun, on_one_line, shown
+from t2t_jax.errors import InputError, InterruptedProcess, on_one_line, shown
 from t2t_jax.files import folder_lock, is_url, remove_folder
 from t2t_jax.temporary_folders import standing_for, temporary_folder
 
@@ -107,7 +107,7 @@ class RemoteFolder:
 
         Only the caller may write units below `exclusive`: those that others have completed there are an InputError;
         what interrupted uploads have left there is deleted. What fails is tried again, unless it is not permitted; at
-        last it is an InterruptedRun.
+        last it is an InterruptedProcess.
         """
         for wait in (*_WAITS, None):
             try:
@@ -116,7 +116,7 @@ class RemoteFolder:
                 if error.__cause__ is None or isinstance(error.__cause__, tuple(_REASONS)):
                     raise
                 if wait is None:
-                    raise InterruptedRun(str(error)) from error
+                    raise InterruptedProcess(str(error)) from error
                 logging.error("%s; the next try is in %d s", error, wait)
                 time.sleep(wait)
 

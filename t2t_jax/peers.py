@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from t2t_jax.errors import InterruptedRun, stop_reason
+from t2t_jax.errors import InterruptedProcess, InterruptedRun, stop_reason
 from t2t_jax.signals import leave
 
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -123,6 +123,8 @@ class Peers:
         """A block that all processes complete, or none: an error in one of them ends it and the others."""
         try:
             yield
+        except InterruptedProcess as error:
+            self._fail(error)
         except InterruptedRun:  # the same in all of them, after the same step
             self._leave()
             raise

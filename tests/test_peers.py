@@ -21,7 +21,7 @@ MEMBER = """
 import ctypes, sys, time
 from pathlib import Path
 from t2t_jax import peers
-from t2t_jax.errors import InputError, InterruptedRun
+from t2t_jax.errors import InputError, InterruptedProcess, InterruptedRun
 
 class Files:
     def key_value_set(self, key, text):
@@ -42,7 +42,7 @@ with others.together():
         raise InterruptedRun("stopped by a signal")
     elif act != "leave":
         time.sleep(0.5)
-        raise {"bad input": InputError, "bug": RuntimeError}[act](act)
+        raise {"bad input": InputError, "lost worker": InterruptedProcess, "bug": RuntimeError}[act](act)
 time.sleep(0.7 * (1 + (number + 1) % count))  # after they have left, the last one ends first, then 0, then 1
 """
 
@@ -108,7 +108,7 @@ def test_processes_that_are_all_stopped_for_a_while_continue(start):
     assert all(process.poll() is None for process in processes)
 
 
-@pytest.mark.parametrize(("act", "code"), [("bad input", 2), ("bug", 1)])
+@pytest.mark.parametrize(("act", "code"), [("bad input", 2), ("lost worker", 3), ("bug", 1)])
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_in_one_process_ends_it_with_its_own_code_and_the_others_as_resumable(start, act, code, failing):
     acts = ["wait"] * 3
@@ -116,7 +116,7 @@ def test_an_error_in_one_process_ends_it_with_its_own_code_and_the_others_as_res
     ended = end_within(start(*acts), 8)
     for number, (found, error) in enumerate(ended):
         if number == failing:
-            assert found == code and (error == f"error: {act}" if code == 2 else error.endswith(f"RuntimeError: {act}"))
+            assert found == code and (error == f"error: {act}" if code != 1 else error.endswith(f"RuntimeError: {act}"))
         else:
             assert found == 3 and f"process {failing} on " in error and "stopped with an error of its own" in error
 

@@ -28,7 +28,7 @@ from t2t_jax.data.corpora import Pair
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.token_store import SIDES, Sentences
 from t2t_jax.data.tokenizer import UNKNOWN
-from t2t_jax.errors import DamagedError, InputError, InterruptedRun
+from t2t_jax.errors import DamagedError, InputError, InterruptedProcess
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.threads import available_cores
 
@@ -78,7 +78,7 @@ def write_shards(
             for count in _on_all_cores(functools.partial(_write_shard, encoding), missing()):
                 bar.update(count)
     except BrokenProcessPool:
-        raise InterruptedRun(
+        raise InterruptedProcess(
             "data: a worker process was killed, as the kernel does where memory runs out, or ended by the error above; "
             "the same command does what is missing, with less memory on fewer cores"
         ) from None
