@@ -191,6 +191,8 @@ def test_profiled_steps_are_traced_and_utilisation_refers_to_the_configured_peak
     for steps, message in (("3", "must be first,last"), ("6,7", "must be among the steps to come, 7 to 6")):
         code, _, errors = command(*arguments, f"--profile_steps={steps}")
         assert code == 2 and f"--profile_steps={steps}: {message}" in errors
+    code, _, errors = command(*arguments, "--profile_steps=2,3")  # the same command, as when a scheduler requeues it
+    assert code == 0 and "--profile_steps=2,3: step 2 has been made; nothing is traced" in errors
 
 
 def translate_in_locale(encoding, run, caches):

@@ -6,6 +6,7 @@ from t2t_jax.errors import InputError
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
 from t2t_jax.training.progress import Progress
+from t2t_jax.training.setup import say
 
 
 class Profiler:
@@ -14,9 +15,12 @@ class Profiler:
     def __init__(self, run: RunFolder, steps: tuple[int, int] | None, step: int, train_steps: int):
         self._run = run
         self._first, self._last = steps or (0, 0)
-        if steps and not step < self._first <= self._last <= train_steps:
-            given = f"--profile_steps={self._first},{self._last}"
+        given = f"--profile_steps={self._first},{self._last}"
+        if steps and self._last > train_steps:
             raise InputError(f"{given}: must be among the steps to come, {step + 1} to {train_steps}")
+        if steps and step >= self._first:  # no error: the command that has begun a run resumes it
+            say(f"{given}: step {self._first} has been made; nothing is traced")
+            self._first = self._last = 0
 
     def before(self, step: int) -> None:
         """Starts the trace if `step` is its first one."""
