@@ -66,16 +66,22 @@ class RemoteFolder:
         self._files, self._root = self._connect()
 
     def _connect(self) -> tuple[Any, str]:
-        scheme = self._url.partition("://")[0]
+        scheme, _, path = self._url.partition("://")
+        if scheme in ("file", "local"):
+            raise InputError(f"{self._field}: {self._url}: give the path of the folder, {path}")
         try:
+            from fsspec import available_protocols
             from fsspec.core import url_to_fs
 
             files, root = url_to_fs(self._url, use_listings_cache=False)
         except ImportError:
             install = f"pip install 't2t_jax[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "see fsspec's documentation"
             raise InputError(f"{self._field}: {self._url} needs another package: {install}") from None
-        except ValueError:
-            raise InputError(f"{self._field}: {self._url}: no such kind of URL; s3:// and gs:// are known") from None
+        except Exception as error:  # of the client library, such as ValueError for what it is not told
+            reason = f"can't be opened ({on_one_line(error)[:200]}); correct that, or choose another"
+            if scheme not in available_protocols():
+                reason = "no such kind of URL; s3:// and gs:// are known"
+            raise InputError(f"{self._field}: {self._url}: {reason}") from None
         return files, root.rstrip("/")
 
     def names(self) -> set[str]:

@@ -383,6 +383,8 @@ def test_a_store_without_a_manifest_is_made_and_uploaded_again(tmp_path):
     [
         ("foo://bucket/run", "workdir: foo://bucket/run: no such kind of URL; s3:// and gs:// are known"),
         ("s3://bucket/run", r"workdir: s3://bucket/run needs another package: pip install 't2t_jax\[s3\]'"),
+        ("abfs://bucket/run", r"workdir: abfs://bucket/run: can't be opened \(as fsspec does\)"),
+        ("file:///bucket/run", "workdir: file:///bucket/run: give the path of the folder, /bucket/run"),
     ],
 )
 def test_a_url_that_cannot_be_opened_is_one_line(url, message, tmp_path, monkeypatch):
