@@ -24,9 +24,8 @@ from t2t_jax.data.preparation import open_store
 from t2t_jax.errors import InputError
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import loop
-from t2t_jax.training.agreement import check_state
+from t2t_jax.training.agreement import check_same_config, check_same_folder, check_state
 from t2t_jax.training.checks import check
-from t2t_jax.training.setup import check_shared
 from tests.runs import tiny_config
 from tests.test_devices import assert_same, train
 from tests.test_resume import assert_same_run, losses, wait_for_checkpoint
@@ -97,14 +96,17 @@ def train_and_keep(directory, process_id):
         np.testing.assert_array_equal(np.sum(counted, axis=0), batch["inputs"])  # each row once
     with pytest.raises(InputError, match="machine.engine='pmap' is for a single process; .*'jit'"):
         check(tiny_config(own, machine__engine="pmap"))
-    check_shared(RunFolder(directory, writes=sharding.is_main()))
+    check_same_folder(RunFolder(directory, writes=sharding.is_main()))
     with pytest.raises(InputError, match="workdir: process 1 does not find in .* need a folder that they share"):
-        check_shared(RunFolder(own, writes=sharding.is_main()))
+        check_same_folder(RunFolder(own, writes=sharding.is_main()))
+    check_same_config(tiny_config(own))
+    with pytest.raises(InputError, match="train.log_interval is 2 in process 1, but 1 in process 0; start all"):
+        check_same_config(tiny_config(own, train__log_interval=1 + int(process_id)))
     config = tiny_config(own, **DROPOUT)
     losses, state = train(config, open_store(config.data), 8)
     state = sharding.gather_arrays(state, sharding.make_mesh())
     if sharding.is_main():
-        assert not [*directory.glob(".*"), *own.glob(".*")], "check_shared removes what it has written"
+        assert not [*directory.glob(".*"), *own.glob(".*")], "check_same_folder removes what it has written"
         leaves = {str(index): np.asarray(x) for index, x in enumerate(jax.tree.leaves(state))}
         np.savez(directory / "found.npz", losses=losses, **leaves)
 

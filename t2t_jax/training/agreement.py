@@ -1,6 +1,9 @@
-"""§5.2: checks before a save that the training state is finite and that all replicas of it are equal."""
+"""§5.2: checks that all processes train the same: at the start, the same config in the same folder; before a save, that
+the training state is finite and that all replicas of it are equal.
+"""
 
 import functools
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +11,50 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, UInt
+from ml_collections import ConfigDict
 
 from t2t_jax import sharding
 from t2t_jax.checkpoints import key_data, named_leaves
-from t2t_jax.errors import DamagedError
+from t2t_jax.data.corpora import SPLITS
+from t2t_jax.errors import DamagedError, InputError
+from t2t_jax.files import flat
+from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.train_step import TrainState
+
+# Paths of files that each machine may have elsewhere: of what is in them, the checksums are compared.
+_PATHS = {f"data.{name}" for name in ("directory", "archives", "vocabulary", "source_vocabulary", *SPLITS)}
+
+
+def check_same_config(config: ConfigDict) -> None:
+    """Raises InputError, in all processes, where the config of one is not that of process 0."""
+    own = {field: value for field, value in flat(config.to_dict()).items() if field not in _PATHS}
+    first, *others = sharding.gather(own)
+    for index, other in enumerate(others, start=1):
+        for field in sorted(first.keys() | other.keys()):
+            if other.get(field) != first.get(field):
+                raise InputError(
+                    f"{field} is {other.get(field)!r} in process {index}, but {first.get(field)!r} in process 0; start "
+                    "all processes with the same config"
+                )
+
+
+def check_same_folder(run: RunFolder) -> None:
+    """Raises InputError, in all processes, where they have run folders of their own, with a part of each checkpoint."""
+    if jax.process_count() == 1:
+        return
+    mark = run.path / sharding.gather(f".{secrets.token_hex(8)}")[0]  # a new name, of which no file system has a cache
+    with sharding.main_first("workdir"):
+        if run.writes:
+            mark.touch()
+        is_there = mark.exists()
+    seen = sharding.gather(is_there)
+    if run.writes:
+        mark.unlink()
+    if not all(seen):
+        raise InputError(
+            f"workdir: process {seen.index(False)} does not find in {run.path} what process 0 writes to its --workdir; "
+            "several processes need a folder that they share"
+        )
 
 
 def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None:

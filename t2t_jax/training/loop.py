@@ -21,7 +21,7 @@ from t2t_jax.model.flops import training_flops
 from t2t_jax.remote_run import local_run, run_paths
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import engine
-from t2t_jax.training.agreement import check_state
+from t2t_jax.training.agreement import check_same_config, check_same_folder, check_state
 from t2t_jax.training.checks import check
 from t2t_jax.training.device_defaults import peak_tflops
 from t2t_jax.training.fine_tuning import Pretrained, starting_point
@@ -74,6 +74,8 @@ def train_in(
     start: Pretrained | None = None,
 ) -> dict[str, Any]:
     """`train` in a locked folder, in which nothing is changed before everything that may be refused has been."""
+    check_same_config(config)
+    check_same_folder(run)
     experiment = set_up(config, mesh)
     checkpoints = CheckpointWriter(run.checkpoints, config.checkpoint.keep)
     state, saved = restore_or_init(experiment, run, checkpoints, start)

@@ -1,7 +1,6 @@
 """§5: what a run consists of, made from its config before the first step."""
 
 import functools
-import secrets
 import sys
 from typing import Any, NamedTuple
 
@@ -124,25 +123,6 @@ def make_translator(experiment: Experiment, params: Any) -> Translator:
     )
 
 
-def check_shared(run: RunFolder) -> None:
-    """Refuses a folder that is not the same one for all processes: each writes its part of a checkpoint there."""
-    if jax.process_count() == 1:
-        return
-    mark = run.path / sharding.gather(f".{secrets.token_hex(8)}")[0]  # a new name, of which no file system has a cache
-    with sharding.main_first("workdir"):
-        if run.writes:
-            mark.touch()
-        is_there = mark.exists()
-    seen = sharding.gather(is_there)
-    if run.writes:
-        mark.unlink()
-    if not all(seen):
-        raise InputError(
-            f"workdir: process {seen.index(False)} does not find in {run.path} what process 0 writes to its --workdir; "
-            "several processes need a folder that they share"
-        )
-
-
 def restore_or_init(
     experiment: Experiment, run: RunFolder, checkpoints: CheckpointWriter, start: Pretrained | None = None
 ) -> tuple[TrainState, dict[str, Any]]:
@@ -150,7 +130,6 @@ def restore_or_init(
 
     A new state has the parameters of `start`, if that is given, in place of random ones; the progress says so.
     """
-    check_shared(run)
     config, model, optimizer, mesh = experiment.config, experiment.model, experiment.optimizer, experiment.mesh
     key = jax.random.key(config.train.seed)
     init = functools.partial(init_state, model, optimizer)
