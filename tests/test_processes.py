@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import jax
@@ -26,6 +27,7 @@ from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import loop
 from t2t_jax.training.agreement import check_same_config, check_same_folder, check_state
 from t2t_jax.training.checks import check
+from t2t_jax.training.profiler import Profiler
 from tests.runs import tiny_config
 from tests.test_devices import assert_same, train
 from tests.test_resume import assert_same_run, losses, wait_for_checkpoint
@@ -109,6 +111,19 @@ def train_and_keep(directory, process_id):
         assert not [*directory.glob(".*"), *own.glob(".*")], "check_same_folder removes what it has written"
         leaves = {str(index): np.asarray(x) for index, x in enumerate(jax.tree.leaves(state))}
         np.savez(directory / "found.npz", losses=losses, **leaves)
+
+
+def test_only_process_0_is_traced(tmp_path, monkeypatch):
+    """JAX names the file of a trace after the host, on which there may be several processes."""
+    calls, progress = [], types.SimpleNamespace(flush=lambda: None, say=lambda text: None)
+    monkeypatch.setattr(jax.profiler, "start_trace", calls.append)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("end"))
+    for is_main in (False, True):
+        profiler = Profiler(RunFolder(tmp_path, writes=is_main), (2, 3), 0, 3)
+        for step in (1, 2, 3):
+            profiler.before(step)
+            profiler.after(step, progress)
+    assert calls == [f"{tmp_path}/profile", "end"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from t2t_jax.training.setup import say
 
 
 class Profiler:
-    """A trace of the steps from `steps[0]` to `steps[1]`, written to the folder `profile` of the run."""
+    """A trace of the steps from `steps[0]` to `steps[1]`, written to the folder `profile` of the run by process 0."""
 
     def __init__(self, run: RunFolder, steps: tuple[int, int] | None, step: int, train_steps: int):
         self._run = run
@@ -20,6 +20,7 @@ class Profiler:
             raise InputError(f"{given}: must be among the steps to come, {step + 1} to {train_steps}")
         if steps and step >= self._first:  # no error: the command that has begun a run resumes it
             say(f"{given}: step {self._first} has been made; nothing is traced")
+        if step >= self._first or not run.writes:  # all processes of a host would write one file
             self._first = self._last = 0
 
     def before(self, step: int) -> None:
