@@ -43,7 +43,7 @@ def ready_vocabulary(
     except (UnicodeDecodeError, ValueError):
         model = content
     else:
-        _check_word_ends(name, merges)
+        _check_kind(name, merges)
         model = model_of_merges(merges, _alphabet(sentences))
     return add_normalization(_checked(name, model), replace or {}, name)
 
@@ -67,13 +67,19 @@ def _merges(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _check_word_ends(name: str, merges: list[tuple[str, str]]) -> None:
-    """Refuses other files of two columns, such as GPT-2's merges and lists of words: few or none would ever apply."""
-    if not any("</w>" in piece for pair in merges for piece in pair):
-        raise InputError(
-            f"{name} has no merge with </w>, the end of a word, so it is not subword-nmt's codes, but perhaps a list "
-            "of words with counts, or the merges of a byte-level BPE; give the output of subword-nmt learn-bpe"
-        )
+def _check_kind(name: str, merges: list[tuple[str, str]]) -> None:
+    """Refuses other files of two columns, of which few lines or none would ever apply as merges."""
+    if any("</w>" in piece for pair in merges for piece in pair):
+        return
+    if any("Ġ" in piece for pair in merges for piece in pair):  # stands for a space; also a letter of Maltese
+        kind = "the merges of a byte-level BPE, as GPT-2's"
+    elif all(second.isdecimal() for _, second in merges):
+        kind = "a list of words with counts"
+    else:
+        return
+    raise InputError(
+        f"{name} has no merge with </w>, the end of a word: it is {kind}; give the output of subword-nmt learn-bpe"
+    )
 
 
 def _alphabet(sentences: Iterable[str]) -> set[str]:
