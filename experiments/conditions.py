@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.records import Record, changes, training_seconds
+from experiments.records import Record, training_seconds
+from t2t_jax.run_folder import changes
 
 
 def conditions(record: Record, full_steps: int, expected: Mapping[str, Any], measured: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
-from t2t_jax.run_folder import RunFolder, has_effect, is_option, row_of
+from t2t_jax.run_folder import RunFolder, changes, has_effect, row_of
 
 Record = dict[str, Any]
 Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
@@ -189,16 +189,6 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def _names(paths: Any) -> Any:
     """Paths, separated by commas, without their folders, which belong to one machine."""
     return ",".join(path.strip().rpartition("/")[2] for path in paths.split(",")) if isinstance(paths, str) else paths
-
-
-def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `fields` with another value than in `expected`; an option that only one of them has counts as one.
-
-    Records of earlier versions lack later fields.
-    """
-    fields = dict.fromkeys(filter(is_option, expected)) | dict(fields)
-    compared = {field: value for field, value in fields.items() if field in expected or is_option(field)}
-    return {field: value for field, value in compared.items() if value != expected.get(field)}
 
 
 def sweep_records(workdir: str | Path, base: str | None = None) -> list[Record]:

@@ -194,10 +194,16 @@ def write_bytes(path: Path, content: bytes) -> None:
     if _is_special(path):
         path.write_bytes(content)
         return
+    with replacing(path) as partial, full_disk_named(path):
+        partial.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields the path of a file to write, of this process alone, which then replaces `path`; removed on an error."""
     partial = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.partial")
     try:
-        with full_disk_named(path):
-            partial.write_bytes(content)
+        yield partial
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -309,9 +309,19 @@ def has_effect(field: str) -> bool:
     return field not in _WITHOUT_EFFECT and not field.startswith("machine.")
 
 
-def is_option(field: str) -> bool:
+def _is_option(field: str) -> bool:
     """Whether SECTION.FIELD of a config is of an entry of one's own: a config without it was not given one."""
     return field.split(".")[1:2] == ["options"]
+
+
+def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `fields` with another value than in `expected`; an option that only one of them has counts as one.
+
+    Records of earlier versions lack later fields.
+    """
+    fields = dict.fromkeys(filter(_is_option, expected)) | dict(fields)
+    compared = {field: value for field, value in fields.items() if field in expected or _is_option(field)}
+    return {field: value for field, value in compared.items() if value != expected.get(field)}
 
 
 def row_of(path: Path) -> str:

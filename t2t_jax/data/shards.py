@@ -12,7 +12,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import socket
 import threading
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -29,6 +28,7 @@ from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.token_store import SIDES, Sentences
 from t2t_jax.data.tokenizer import UNKNOWN
 from t2t_jax.errors import DamagedError, InputError, InterruptedProcess
+from t2t_jax.files import replacing
 from t2t_jax.progress_bar import progress_bar
 from t2t_jax.threads import available_cores
 
@@ -162,13 +162,8 @@ def _write_shard(encoding: Encoding, path: Path, number: int, pairs: list[Pair])
     ):
         arrays[name] = np.array([key(*text) for text in texts] if on else [], np.uint64)
     arrays["report"] = np.frombuffer(json.dumps(dataclasses.asdict(report)).encode(), np.uint8)
-    partial = path.with_suffix(f".{socket.gethostname()}-{os.getpid()}.partial")  # a requeued job may write it too
-    try:
-        with partial.open("wb") as file:
-            np.savez(file, **arrays)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as partial, partial.open("wb") as file:  # a requeued job may write it too
+        np.savez(file, **arrays)
     return len(pairs)
 
 

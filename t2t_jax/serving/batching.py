@@ -67,7 +67,7 @@ class Batcher:
         self._closed = False
         self._begun: float | None = None  # when the batch at work began, unless it is an idle job
         # Of the last two batches that were no idle jobs, which compile. One of the others may compile, too.
-        self._seconds: collections.deque[float] = collections.deque(maxlen=2)
+        self._seconds: tuple[float, ...] = ()
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
         self._thread.start()
 
@@ -118,7 +118,7 @@ class Batcher:
             for job in self._waiting:
                 counts[job.key] += len(job.items)
         batches = sum(math.ceil(count / self._batch_items) for count in counts.values())
-        return batches * min(self._seconds.copy(), default=0.0)  # a copy: the thread of the batches appends
+        return batches * min(self._seconds, default=0.0)
 
     def close(self) -> None:
         """Gives up all jobs and waits for the thread."""
@@ -134,7 +134,7 @@ class Batcher:
         while batch := self._take():
             self._finish(batch)
             if self._begun is not None:
-                self._seconds.append(self._clock() - self._begun)
+                self._seconds = (*self._seconds[-1:], self._clock() - self._begun)
                 self._begun = None
 
     def _take(self) -> list[Job]:

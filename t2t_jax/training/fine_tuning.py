@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from t2t_jax.data import cleaning
 from t2t_jax.data.preparation import local_directory
 from t2t_jax.data.ready_vocabulary import MIN_COUNT, ready_vocabulary
 from t2t_jax.data.task import Vocabularies
-from t2t_jax.data.tokenizer import add_normalization, load_pieces
+from t2t_jax.data.tokenizer import add_normalization
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import flat, is_url, write_bytes
@@ -108,7 +108,7 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
     with sharding.main_first("vocabularies"):
         for field, side in sides.items():
             normalizing = add_normalization(side.model, replace, f"the vocabulary of --init_from={path}")
-            _check_same(f"data.{field}", config.data[field], normalizing, replace, path)
+            _check_same(f"data.{field}", config.data[field], normalizing, side.pieces(), replace, path)
             copied = directory / f"{hashlib.sha256(normalizing).hexdigest()[:16]}.model"
             config.data[field] = str(copied)
             if not copied.is_file():
@@ -119,15 +119,15 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
     return config
 
 
-def _check_same(field: str, given: str, wanted: bytes, replace: Mapping[str, str], path: str) -> None:
-    """Refuses a vocabulary of the config that is not, with the rules `replace`, the one that the weights belong to."""
+def _check_same(
+    field: str, given: str, wanted: bytes, pieces: Sequence[str], replace: Mapping[str, str], path: str
+) -> None:
+    """Refuses a vocabulary of the config that is not, with the rules `replace`, the one that the weights belong to.
+
+    With BPE codes, that has the characters of the run's corpus, too: they are among its `pieces`.
+    """
+    text = [piece * MIN_COUNT for piece in pieces if len(piece) == 1]
     with contextlib.suppress(InputError):  # no file, or no vocabulary
-        if not given or ready_vocabulary(Path(given).expanduser(), _characters(wanted), field, replace) == wanted:
+        if not given or ready_vocabulary(Path(given).expanduser(), text, field, replace) == wanted:
             return
     raise InputError(f"{field}={given} is not the vocabulary of --init_from={path}; leave {field} empty")
-
-
-def _characters(model: bytes) -> list[str]:
-    """Text of the characters that are pieces: with BPE codes, those of no merge came from the run's corpus."""
-    pieces = load_pieces(model, "the vocabulary of --init_from")
-    return [piece * MIN_COUNT for piece in map(pieces.id_to_piece, range(len(pieces))) if len(piece) == 1]

@@ -3,7 +3,6 @@ import pytest
 from configs import base_ende
 from configs.table3 import a_h4
 from experiments.records import (
-    changes,
     fields_of,
     main,
     read_records,
@@ -16,6 +15,7 @@ from experiments.scores import headline
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import sha256, write_object
+from t2t_jax.run_folder import changes
 from tests.experiments.runs import record, result, run_folder
 
 REFERENCES = ["the house stands by the river", "nobody knows who built it", "it has been there for a long time"] * 5
