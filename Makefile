@@ -5,6 +5,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 \
   "$$p" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null && echo "$$p" && break; done)
 VENV ?= .venv
 WORKDIR ?= runs/quickstart
+# Processes of the test suite: one a core, and few, as each takes gigabytes.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: quickstart test
@@ -12,7 +14,7 @@ quickstart: $(VENV)/installed
 	$(VENV)/bin/python main.py --config=configs/quickstart.py --workdir=$(WORKDIR) $(ARGS)
 
 test: $(VENV)/installed
-	$(VENV)/bin/python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # The lock names every package, so that pip need not look for versions.
 $(VENV)/installed: requirements.lock pyproject.toml $(EXTRA)

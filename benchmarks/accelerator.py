@@ -184,7 +184,7 @@ class Report:
 
 def laws(report: Report, sizes: Sizes) -> None:
     """Equalities that must hold on any device."""
-    pytest = ["-u", "-m", "pytest", "-vv", "-n", "4", "--tb=short", "tests/test_accelerator.py"]
+    pytest = ["-u", "-m", "pytest", "-vv", "-n", "4", "--tb=short", "-m", "accelerator", "tests/test_accelerator.py"]
     command = [sys.executable, *pytest, *sizes.laws]
     environment = os.environ | {"T2T_JAX_TEST_DEVICE": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     outcomes = {}

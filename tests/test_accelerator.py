@@ -1,4 +1,4 @@
-"""Equalities that hold on any device: on a CPU in every run of the suite, on a GPU by `benchmarks.accelerator`."""
+"""Equalities that hold on any device: on a CPU by continuous integration, on a GPU by `benchmarks.accelerator`."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from t2t_jax.training.train_step import init_state, train_step
 from tests.model.test_packing import ROWS, apart, together
 from tests.test_resume import assert_same_run
 
-pytestmark = pytest.mark.accelerator
+pytestmark = [pytest.mark.accelerator, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[1]
 # Heads that cuDNN's kernel computes.

@@ -95,6 +95,7 @@ def exit_silently():
     os._exit(1)
 
 
+@pytest.mark.slow
 def test_run_in_process_returns_the_peak_memory_and_notices_a_process_that_exits_silently():
     parents = np.ones(2**27)  # 1 GiB of the parent process, which must not count
     little, more = measure.run_in_process(fill_memory, 1), measure.run_in_process(fill_memory, 300)

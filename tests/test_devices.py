@@ -167,6 +167,7 @@ def test_the_model_is_rematerialised_as_the_config_says(one, remat):
     assert ("remat" in str(program) or "checkpoint" in str(program)) is remat
 
 
+@pytest.mark.slow
 def test_the_state_is_sharded_over_the_devices_and_the_run_is_that_of_one(one):
     config, store, expected = one
     found = train(changed(config, machine__model_parallel=2, machine__shard_state=True), store, 8)
@@ -187,6 +188,7 @@ def test_the_state_is_sharded_over_the_devices_and_the_run_is_that_of_one(one):
     assert shares["step"] == 1
 
 
+@pytest.mark.slow
 def test_the_fewest_microbatches_that_fit_the_memory_are_chosen(one):
     config, store, _ = one
     mesh = sharding.make_mesh(jax.devices()[:1])
@@ -260,6 +262,7 @@ def test_more_microbatches_than_rows_are_refused_before_anything_is_compiled():
             engine.build(None, [Bucket(4, 4, rows=5)], None, None, mesh, Machine(4, 0.0, name))
 
 
+@pytest.mark.slow
 def test_the_memory_estimate_is_that_of_the_largest_batch_shape():
     """Few long rows have fewer positions than many short ones, but far more attention weights."""
     model, optimizer = tiny.model(num_layers=1), optax.sgd(0.3)

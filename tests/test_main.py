@@ -129,6 +129,7 @@ def test_a_real_process_exits_with_2_and_no_traceback(tmp_path, arguments, messa
     assert ".;" not in done.stderr
 
 
+@pytest.mark.slow
 def test_every_test_set_is_scored(command, tmp_path, capsys):
     """At the end of training, after the dev set, and again by --mode=evaluate; the samples are those of the first."""
     config = tiny_config(tmp_path, train__train_steps=2)
@@ -172,6 +173,7 @@ def test_the_run_folder_holds_what_the_contract_says(run):
     assert list((Path(run) / "tensorboard").glob("events.*"))
 
 
+@pytest.mark.slow
 def test_profiled_steps_are_traced_and_utilisation_refers_to_the_configured_peak(command, tmp_path):
     (tmp_path / "config.py").write_text(
         "from pathlib import Path\nfrom tests.runs import tiny_config\n"
@@ -499,6 +501,7 @@ def test_it_ends_with_its_code_though_its_input_stays_open(run, option, answers,
         assert process.wait() == expected and "Fatal" not in errors
 
 
+@pytest.mark.slow
 def test_translate_takes_every_option_of_the_search(command, run, tmp_path):
     lines = b"one two\n\nthree four five\n"
     (tmp_path / "prefix.txt").write_text("drei\n\nvier\n")

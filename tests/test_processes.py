@@ -67,6 +67,7 @@ def ended(processes, code):
     return outputs
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_device(tmp_path):
     config = tiny_config(tmp_path, **DROPOUT)
     expected = train(config, open_store(config.data), 1)

@@ -35,6 +35,7 @@ def logged(run):
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_schedule(tmp_path, monkeypatch):
     linear = lambda fields, d_model, train_steps: optax.linear_schedule(
         fields["learning_rate_factor"], 0.0, train_steps
@@ -46,6 +47,7 @@ def test_a_schedule(tmp_path, monkeypatch):
     assert rates == pytest.approx([0.01 * (1 - n / 6) for n in (1, 3, 5)])  # of updates 2, 4 and 6, counted from 0
 
 
+@pytest.mark.slow
 def test_a_loss(tmp_path, monkeypatch):
     """Cross-entropy with a penalty of large logits; its sums are logged per token, and a resumed run goes on."""
 
@@ -173,6 +175,7 @@ def test_an_attention_variant_that_needs_an_allowed_key_is_refused(tmp_path, mon
             train(tiny_config(tmp_path, model__attention="variant"), str(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_an_optimiser(tmp_path, monkeypatch):
     """Adafactor, whose state has the names of the parameters and other shapes."""
     adafactor = lambda fields, rate: optax.adafactor(rate, min_dim_size_to_factor=8)
@@ -182,6 +185,7 @@ def test_an_optimiser(tmp_path, monkeypatch):
     assert np.isfinite(result["dev"]["perplexity"])
 
 
+@pytest.mark.slow
 def test_an_optimiser_in_a_script_as_on_the_page(tmp_path, monkeypatch):
     """Without a gradient, only weight decay is left; a huge one is clipped before Adam's moments see it."""
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
@@ -201,6 +205,7 @@ def test_an_optimiser_in_a_script_as_on_the_page(tmp_path, monkeypatch):
         train(config, str(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_an_activation_which_only_its_script_can_read_again(tmp_path, monkeypatch, command):
     with monkeypatch.context() as script:
         script.setitem(ACTIVATIONS, "squared_relu", lambda x: jnp.square(jnp.maximum(x, 0)))

@@ -82,6 +82,7 @@ def fetched(directory, url=RUN):
     return directory
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_is_the_run_of_a_folder_and_all_modes_read_it(server, tmp_path, command, monkeypatch):
     """Trained for 6 steps, resumed on another machine to 10; its data are in the bucket as well."""
     config = tiny_config(tmp_path, train__train_steps=10)
@@ -151,6 +152,7 @@ def test_a_trainer_killed_in_the_middle_of_a_save_resumes_from_a_whole_checkpoin
     assert steps(stored()) == [6, 8, 10]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_server_ends_the_run_in_one_line_and_it_resumes(server, tmp_path, monkeypatch):
     class Refused(Exception):
         pass

@@ -61,6 +61,7 @@ def test_the_same_seed_is_the_same_run_and_another_seed_another(tmp_path):
     assert losses(tmp_path / "a") != losses(tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_a_run_resumed_twice_equals_an_uninterrupted_one_data_order_included(tmp_path):
     """Across the end of an epoch of 22 steps, with two batch shapes, and a step logged after the last checkpoint."""
     fields = {"checkpoint__interval_steps": 10, "data__num_buckets": 2}
@@ -72,6 +73,7 @@ def test_a_run_resumed_twice_equals_an_uninterrupted_one_data_order_included(tmp
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 30)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_between_two_checkpoints_averages_the_same_ones_and_evaluates_when_resumed(tmp_path, monkeypatch):
     config = tiny_config(
         tmp_path, train__train_steps=10, checkpoint__interval_steps=4, checkpoint__average_last=3, checkpoint__keep=3,
@@ -90,6 +92,7 @@ def test_a_run_stopped_between_two_checkpoints_averages_the_same_ones_and_evalua
     assert train(config, str(tmp_path / "parts"))["averaged_steps"] == [8, 12, 13]
 
 
+@pytest.mark.slow
 def test_checkpoints_by_time_are_not_averaged_where_others_are_saved_by_steps(tmp_path):
     """Here every step saves by time."""
     fields = {"checkpoint__interval_minutes": 1e-9, "checkpoint__average_last": 3, "checkpoint__keep": 3}
@@ -221,9 +224,10 @@ def contents(folder):
         ({"train__seed": 5}, "train.seed is 5"),
         ({"optimizer__warmup_steps": 9}, "optimizer.warmup_steps is 9"),
         ({"train__train_steps": 4}, "train.train_steps=4, but .* has been trained for 6; raise it"),
-        (
+        pytest.param(
             {"train__train_steps": 8, "machine__memory_gib": 1e-5},
             "a step needs .* MiB, more than the .* MiB of a device",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -234,6 +238,7 @@ def test_a_refused_resume_names_the_field_and_changes_nothing(finished, changes,
     assert contents(finished / "run") == before
 
 
+@pytest.mark.slow
 def test_more_steps_are_refused_where_those_so_far_would_have_had_other_learning_rates(tmp_path, monkeypatch):
     """A linear schedule is another one with more steps; one that decays in the last two has not begun to differ."""
     decays = {"linear": lambda steps: optax.linear_schedule(0.01, 0.0, steps),
@@ -336,6 +341,7 @@ def test_other_batches_for_the_same_seed_are_reported_when_a_run_resumes(finishe
     assert "step 7 had other pairs than are now planned for it" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_same_text_elsewhere_is_the_same_run(tmp_path):
     train(tiny_config(tmp_path), str(tmp_path / "run"))
     (tmp_path / "moved").mkdir()
@@ -390,6 +396,7 @@ def test_an_update_that_is_not_finite_can_be_skipped_and_is_counted(tmp_path, ra
     assert "its update is skipped (1 so far)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_final_scores_equal_those_of_mode_evaluate(tmp_path):
     """Trained in bfloat16, evaluated in float32, with a vocabulary of another size than the config's."""
     (tmp_path / "other.model").write_bytes(models.vocabulary(330))

@@ -62,6 +62,7 @@ def reversal_config(directory):
     return config
 
 
+@pytest.mark.slow
 def test_a_new_task_is_learned_to_one_hundred_percent(run, capsys):
     result = json.loads((run / "result.json").read_text())
     assert result["test"]["exact_match"] == 100 and result["test"]["sentences"] == SIZES["test"]
@@ -70,6 +71,7 @@ def test_a_new_task_is_learned_to_one_hundred_percent(run, capsys):
     assert logged[-1]["dev_exact_match"] == 100
 
 
+@pytest.mark.slow
 def test_its_run_folder_has_two_vocabularies_and_no_joint_one(run):
     assert {path.name for path in run.glob("*.model")} == {"source_vocab.model", "target_vocab.model"}
     vocabularies = t2t_jax.load(run).vocabularies
@@ -77,6 +79,7 @@ def test_its_run_folder_has_two_vocabularies_and_no_joint_one(run):
     assert not any("one" in piece for piece in vocabularies.target.pieces())
 
 
+@pytest.mark.slow
 def test_translating_postprocesses_and_scoring_preprocesses(run):
     translator = t2t_jax.load(run)
     [[found]] = translator.translate(["one two"])

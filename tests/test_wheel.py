@@ -85,6 +85,7 @@ def installed(wheel, tmp_path_factory):
     return site, lambda program, *words: python("-c", program + NO_CHECKOUT, *words, cwd=cwd, env=environment)
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_translates_scores_and_shows_attention(installed, tmp_path):
     site, run = installed
     run(USE, models.random_run(tmp_path / "run"), site)

@@ -115,6 +115,7 @@ def test_the_normalisation_rules_of_the_vocabulary_are_those_of_cleaning(text):
     assert cleaning.replacements(Rules()) == {}
 
 
+@pytest.mark.slow
 def test_a_run_in_lower_case_is_scored_without_case(tmp_path):
     config = tiny_config(tmp_path, train__train_steps=1)
     config.data.cleaning.lowercase = True

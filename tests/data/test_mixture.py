@@ -86,6 +86,7 @@ def test_weights_belong_to_the_identity_of_the_data_but_not_to_the_store(tmp_pat
     assert "more, weight 0.5" in stores[2].describe()
 
 
+@pytest.mark.slow
 def test_a_run_with_weights_resumes_with_the_same_weights_only(tmp_path):
     whole = train(mixed(tmp_path, (":0.5", ":2"), train__train_steps=12), str(tmp_path / "whole"))
     train(mixed(tmp_path, (":0.5", ":2"), train__train_steps=5), str(tmp_path / "parts"))

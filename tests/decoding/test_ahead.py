@@ -44,6 +44,7 @@ def ahead(monkeypatch):
         yield SimpleNamespace(counts=counts, then=names)
 
 
+@pytest.mark.slow
 def test_a_search_compiles_none_of_the_programs_that_were_compiled_ahead(on_devices, ahead):
     lengths = map(len, on_devices.vocabularies.source.encode_many(BUCKETS))
     assert [batch_shapes.bucket_length(length) for length in lengths] == [16, 32]

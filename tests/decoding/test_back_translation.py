@@ -50,6 +50,7 @@ def lines_of(prefix, language):
     return Path(f"{prefix}.{language}").read_text().split("\n")[:-1]
 
 
+@pytest.mark.slow
 def test_each_line_has_its_translation_and_a_tag(run, text, tmp_path):
     """An empty line has an empty translation without a tag, so that cleaning drops the pair."""
     said = back_translate(run, text, tmp_path / "new", beam_size=2)

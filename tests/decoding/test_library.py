@@ -8,6 +8,8 @@ import pytest
 from t2t_jax.decoding.trained_model import TrainedModel
 from tests.decoding.examples import run_examples
 
+pytestmark = pytest.mark.slow  # compiles all of its functions
+
 
 @pytest.fixture(scope="module")
 def page(translator):

@@ -184,6 +184,7 @@ def test_eight_devices_translate_as_one_does(translator):
         close(one, other)
 
 
+@pytest.mark.slow
 def test_each_shape_bucket_is_compiled_once(translator):
     """Other sentences, other numbers of them and translations of other lengths do not compile anything again."""
     # Which capacities occur depends on the lengths of the translations: with this model, the first calls need them all.

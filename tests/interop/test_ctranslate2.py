@@ -134,6 +134,7 @@ def trained(tmp_path_factory):
     return directory / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_without_a_length_penalty_translations_are_ours(trained, tmp_path, beam_size):
     theirs, ours = export(trained, tmp_path / "ct2"), t2t_jax.load(trained)

@@ -170,6 +170,7 @@ def test_greedy_translations_are_those_of_transformers(published):
         assert theirs[:count] == best.tokens[:count]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("published", ["opus-mt", "separate embeddings"], indirect=True)
 def test_the_folder_works_like_a_run(published, tmp_path, capsys, monkeypatch):
     folder, run = published

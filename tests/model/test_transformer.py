@@ -63,7 +63,7 @@ def test_a_sentence_alone_equals_the_same_sentence_padded_in_a_batch():
 
 
 def test_jit_equals_no_jit():
-    model = tiny.model()
+    model = tiny.model(num_layers=1)
     variables = tiny.variables(model)
     arguments = (variables, tiny.sentences([S, 3], S), tiny.sentences([T, 2], T))
     with jax.disable_jit():
@@ -216,6 +216,7 @@ def test_a_source_id_beyond_the_target_vocabulary_is_read_from_its_own_row():
     np.testing.assert_array_equal(np.flatnonzero(used), [1, 4, SOURCE_VOCAB - 1])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:shape requires")  # of functions among the arguments
 def test_a_table_of_the_modules_with_their_work():
     """For which Flax calls each method of each module by itself."""

@@ -74,6 +74,7 @@ def post(port, value):
         return answer.status, json.loads(answer.read())
 
 
+@pytest.mark.slow
 def test_it_answers_as_the_command_line_and_ends_with_code_0_after_the_requests_in_progress(run):
     options = {"n_best": 2, "beam_size": 3}
     flags = [f"--{name}={value}" for name, value in options.items()]

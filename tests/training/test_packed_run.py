@@ -23,6 +23,7 @@ def updated(batch, accumulate=1):
     return state.params, metrics
 
 
+@pytest.mark.slow
 def test_an_update_from_packed_rows_is_that_of_their_pairs_with_microbatches_and_on_two_devices_too():
     expected, expected_metrics = updated(apart())
     packed = together(apart(), ROWS)
@@ -49,6 +50,7 @@ def weights(run, step):
     return checkpoints.restore(step, checkpoints.param_shapes(step)).params
 
 
+@pytest.mark.slow
 def test_a_packed_run_has_one_shape_and_resumes_to_the_last_bit(tmp_path, monkeypatch):
     traced = []
 
