@@ -7,7 +7,6 @@ and shards are written atomically, so an interrupted preparation resumes and end
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -44,6 +43,7 @@ from t2t_jax.files import (
     expanded,
     folder_lock,
     is_url,
+    json_digest,
     read_object,
     remove_folder,
     sha256,
@@ -190,8 +190,7 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
         made_from["base_languages"] = True  # in earlier stores nothing was dropped of a language with such a code
     for name in {"vocabulary", "source_vocabulary"} & made_from.keys():
         made_from[name] = sha256(Path(made_from[name])) if made_from[name] else None
-    identity = json.dumps([_FORMAT, corpus.checksums, corpus.languages, made_from], sort_keys=True)
-    return hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return json_digest([_FORMAT, corpus.checksums, corpus.languages, made_from])[:12]
 
 
 def _held_out(corpus: Corpus) -> dict[str, list[Pair]]:
