@@ -18,7 +18,7 @@ from absl import flags
 
 from configs import base_ende
 from t2t_jax import command_line, huge_pages, signals
-from t2t_jax.command_line import checkpoint, config_of, number_range, overrides_of, required, step_list
+from t2t_jax.command_line import checkpoint, config_of, overrides_of, required, step_list, step_range
 from t2t_jax.errors import InputError, exit_code_of, full_disk_named, open_standard_streams
 from t2t_jax.files import cache_folder
 
@@ -27,7 +27,7 @@ from t2t_jax.files import cache_folder
 
 def train(args: flags.FlagValues) -> None:
     config, workdir = config_of(args), required(args, "workdir")
-    profile_steps = number_range("profile_steps", args.profile_steps)
+    profile_steps = step_range(args.profile_steps)
     with joined_processes(args, config.machine.peer_timeout_seconds):
         from t2t_jax import sharding
         from t2t_jax.training.loop import train
