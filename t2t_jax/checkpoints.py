@@ -341,13 +341,12 @@ def _restore_args(shapes: Tree) -> ocp.args.PyTreeRestore:
 
 
 def _is_divided(shape: Any) -> bool:
-    sharding = getattr(shape, "sharding", None)
-    return sharding is not None and not sharding.is_fully_replicated
+    return shape.sharding is not None and not shape.sharding.is_fully_replicated
 
 
 def _on_devices(x: Any, shape: Any) -> Any:
     """The restored array, copied to every device where `shape` has a sharding that replicates it."""
-    if getattr(shape, "sharding", None) is None or _is_divided(shape):
+    if shape.sharding is None or _is_divided(shape):
         return x
     return jax.make_array_from_callback(shape.shape, shape.sharding, x.__getitem__)
 
