@@ -77,7 +77,7 @@ def num_searches(count: int, mesh: Mesh) -> int:
 
 
 def capacities_ahead(mesh: Mesh) -> int:
-    """With how many of a bucket's capacities its search is compiled before any search begins.
+    """How many of a bucket's capacities, the smallest ones, are compiled before any search begins.
 
     A program takes seconds to compile, on one core. Beside a GPU the others are idle, on CPU they have other searches.
     """

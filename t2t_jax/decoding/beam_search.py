@@ -265,7 +265,7 @@ def _logits_processors(search: Search, options: SearchOptions) -> list[constrain
     if options.no_repeat_ngram:
         processors.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
     if options.min_length and options.sampling:  # beam search drops these candidates (_top_candidates)
-        processors.append(constraints.forbid_early_eos(options.min_length, EOS))
+        processors.append(constraints.forbid_early_eos(options.min_length))
     return processors
 
 
