@@ -191,12 +191,13 @@ class _ContinuousBatch:
 def _window(source: tuple[SourceCache, ...], taken: Sequence[tuple[int, Request]], shapes: Shapes) -> Window:
     """The window of the requests `taken`, with their indices, whose encoded sources are the first of `source`."""
     rows, requests = shapes.window, [request for _, request in taken]
+    column = lambda values: pad([values], 1, rows)[0]  # a number for each row
     return Window(
         source=source,
-        owners=pad([[index for index, _ in taken]], 1, rows)[0],
-        max_lengths=pad([[r.max_length for r in requests]], 1, rows)[0],
+        owners=column([index for index, _ in taken]),
+        max_lengths=column([r.max_length for r in requests]),
         prefixes=pad([r.prefix for r in requests], rows, shapes.prefix_length),
-        seeds=pad([[r.seed for r in requests]], 1, rows)[0],
+        seeds=column([r.seed for r in requests]),
         features=pad([r.features for r in requests], rows, shapes.num_features),
         count=np.int32(len(taken)),
     )
