@@ -197,7 +197,7 @@ def check_machine(config: ConfigDict) -> None:
 
 def check_decoding(config: ConfigDict) -> None:
     """Refuses options of the search that are impossible, by the name of their field."""
-    with _errors_of("decode"):
+    with _errors_of_decode():
         check_options(**config.decode)
         if config.decode.constrained:
             check_grammar(task_of(config.data))
@@ -217,14 +217,14 @@ def check_search(config: ConfigDict, vocabularies: Vocabularies) -> None:
             f"decode.beam_size must be at most {size}, the size of the target vocabulary; got {config.decode.beam_size}"
         )
     if config.decode.constrained:
-        with _errors_of("decode"):
+        with _errors_of_decode():
             grammar_of(task_of(config.data), vocabularies)
 
 
 @contextlib.contextmanager
-def _errors_of(section: str) -> Iterator[None]:
-    """Puts the section of the config before the field that an error names."""
+def _errors_of_decode() -> Iterator[None]:
+    """Puts "decode." before the option that an error names."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{section}.{error}") from None
+        raise InputError(f"decode.{error}") from None
