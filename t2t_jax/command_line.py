@@ -169,7 +169,7 @@ def _is_own(field: str, base: ConfigDict) -> bool:
 
 
 def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
-    """The message about the first --config.SECTION.FIELD that `base` has not, or --SECTION.FIELD, if there is one."""
+    """The message about a --config.SECTION.FIELD that `base` does not have, or a --SECTION.FIELD; None without one."""
     known = [f"--config.{field}" for field in flat(base.to_dict())]
     named = [arg.partition("=")[0] for arg in argv if arg.startswith("--")]
     if short := [flag for flag in named if f"--config.{flag[2:]}" in known]:

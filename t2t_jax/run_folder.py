@@ -323,7 +323,7 @@ def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str,
 
 
 def row_of(path: Path) -> str:
-    """The row of a table that a run is of: the name of its folder, or of the parent folder of seed_N."""
+    """The row of a table that a run belongs to: the name of its folder, or of the parent folder of seed_N."""
     path = path.resolve()
     return path.parent.name if re.fullmatch(r"seed_\d+", path.name) else path.name
 

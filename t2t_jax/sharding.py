@@ -94,7 +94,7 @@ def shapes_of(tree: Any, layout: Any) -> Any:
 
 
 def rows_of_process(mesh: Mesh, rows: int, multiple: int = 1) -> slice:
-    """Those of so many rows that `put_rows` puts on the devices of this process."""
+    """The slice of `rows` rows that `put_rows` puts on the devices of this process."""
     padded = rows + _added_rows(mesh, rows, multiple)
     parts = [index[0].indices(padded) for index in by_rows(mesh).addressable_devices_indices_map((padded,)).values()]
     return slice(min(start for start, *_ in parts), min(rows, max(stop for _, stop, _ in parts)))

@@ -137,7 +137,7 @@ class _ContinuousBatch:
         self._capacities = batch_shapes.bucket_capacities(source_length, max(r.max_length for r in requests))
 
     def programs(self, capacities: int) -> list[Callable[[], None]]:
-        """Functions each of which compiles a program of the search, for so many of its capacities."""
+        """Functions that each compile a program: the encoder, and the decoder for so many of its capacities."""
         modules, shapes, mesh = self._ensemble.modules, self._shapes, self._mesh
         structure = jax.tree.structure(self._options)
         return [

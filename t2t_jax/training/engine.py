@@ -101,8 +101,8 @@ class _Program(NamedTuple):
 def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine) -> tuple[int, dict[Shape, _Program]]:
     """The fewest microbatches, of 1, 2, 4, …, with which every batch fits the memory, and the compiled steps.
 
-    The first of `batches` is compiled first, the others only if it fits; it should be the one that needs the most
-    memory, so that for the next number of microbatches they are sorted by what they needed.
+    The first of `batches` should need the most memory: the others are compiled only if it fits. For the next number of
+    microbatches, the batches are sorted by the memory that they needed.
     """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
     fits = lambda programs: all(math.isfinite(x.bytes) and x.bytes <= limit for x in programs.values())
@@ -124,7 +124,7 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
 
 
 def _most_rows(rows: Sequence[int], mesh: Mesh) -> int:
-    """The most rows that a device has of batches with so many rows."""
+    """The most rows that a device has of any of the batches, which have so many rows in all."""
     return -(-max(rows) // mesh.shape[sharding.DATA])
 
 
