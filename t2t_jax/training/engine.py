@@ -28,7 +28,7 @@ TakeStep = Callable[[TrainState, dict[str, np.ndarray]], tuple[TrainState, Metri
 _GIB = 2**30
 # On GPU: the products for q, k and v are not joined, which would cost more bytes for copying the parts than it saves;
 # and all products are cuBLASLt's, whose kernels add the bias and compute ReLU; Triton's would leave both to others.
-_COMPILER_OPTIONS = {"gpu": {"xla_disable_hlo_passes": "dot-merger", "xla_gpu_enable_triton_gemm": False}}
+_GPU_OPTIONS = {"xla_disable_hlo_passes": "dot-merger", "xla_gpu_enable_triton_gemm": False}
 _USABLE = 0.95  # of what a device reports: temporaries lie in one piece between all other arrays
 
 
@@ -147,12 +147,11 @@ def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int, mesh:
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """XLA's options for the training step on these devices."""
-    platform = mesh.devices.flat[0].platform
-    options = _COMPILER_OPTIONS.get(platform, {})
-    if platform == "gpu" and mesh.shape[sharding.MODEL] > 1:
-        # Devices that compute the same gradient of a replicated table would add its rows in different orders.
-        options = options | {"xla_gpu_deterministic_ops": True}
-    return options
+    if mesh.devices.flat[0].platform != "gpu":
+        return {}
+    # Without it, devices that compute the same gradient of a replicated table would add its rows in different orders.
+    deterministic = {"xla_gpu_deterministic_ops": True} if mesh.shape[sharding.MODEL] > 1 else {}
+    return _GPU_OPTIONS | deterministic
 
 
 _REMEDIES = (
