@@ -124,7 +124,7 @@ def make_translator(experiment: Experiment, params: Any) -> Translator:
 
 
 def restore_or_init(
-    experiment: Experiment, run: RunFolder, checkpoints: CheckpointWriter, start: Pretrained | None = None
+    experiment: Experiment, run: RunFolder, checkpoints: CheckpointWriter, start: Pretrained | None
 ) -> tuple[TrainState, dict[str, Any]]:
     """The state of the last checkpoint, or a new one, on every device; and the progress saved with it.
 
