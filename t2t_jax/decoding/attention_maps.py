@@ -94,9 +94,9 @@ def attention_maps(
     found = [None] * len(sources)
     for indices, width, rows in _batches([max(map(len, pair)) for pair in zip(sources, targets, strict=True)], mesh):
         batch = sharding.put_rows(pad_pairs(indices, sources, targets, rows, width), mesh)
-        weights = _weights(module, ensemble.params[0], **batch)
+        weights = jax.device_get(_weights(module, ensemble.params[0], **batch))
         for row, index in enumerate(indices):
-            of_pair = [np.asarray(kind[row]) for kind in weights]
+            of_pair = (kind[row] for kind in weights)
             found[index] = _maps(labels[0](sources[index]), labels[1](targets[index]), *of_pair)
     return found
 

@@ -205,7 +205,7 @@ def _window(source: tuple[SourceCache, ...], taken: Sequence[tuple[int, Request]
 
 def _results(found: Finished) -> Iterator[tuple[int, Hypotheses]]:
     """The valid results as NumPy arrays."""
-    owners, hypotheses, count = jax.tree.map(np.asarray, found)
+    owners, hypotheses, count = jax.device_get(found)
     for row in range(count):
         yield int(owners[row]), jax.tree.map(lambda x, row=row: x[row], hypotheses)
 
@@ -345,7 +345,7 @@ def _resize(mesh: Mesh, state: State, capacity: int) -> State:
 
 def _shard(state: State, mesh: Mesh) -> State:
     """The state with its rows divided among the devices, the same after every call, so that nothing is recompiled."""
-    return jax.tree.map(jax.lax.with_sharding_constraint, state, _shardings(state, mesh))
+    return jax.lax.with_sharding_constraint(state, _shardings(state, mesh))
 
 
 def _shardings(state: State, mesh: Mesh) -> State:
@@ -355,7 +355,7 @@ def _shardings(state: State, mesh: Mesh) -> State:
 
 def _replicate(tree: Any, mesh: Mesh) -> Any:
     """A whole copy on every device."""
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, sharding.replicated(mesh)), tree)
+    return jax.lax.with_sharding_constraint(tree, sharding.replicated(mesh))
 
 
 # --- Ahead of a search, without memory for what its programs compute ----------------------------------------
