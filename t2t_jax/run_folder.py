@@ -74,7 +74,7 @@ _NEEDED = {
     "decode.max_extra_length": int,
 }
 
-_DECODE_FIELDS = ("beam_size", "alpha", "max_extra_length", "early_stop", "constrained")
+DECODE_FIELDS = ("beam_size", "alpha", "max_extra_length", "early_stop", "constrained")
 
 _HOW_TO_GO_ON = "restore it, or, to start anew on purpose, delete {} or choose another --workdir"
 
@@ -234,7 +234,7 @@ class RunFolder:
 
     def decode_options(self, **given: Any) -> dict[str, Any]:
         """The run's own options of decoding, replaced by those `given` that are not None."""
-        return self.section("decode", _DECODE_FIELDS) | {
+        return self.section("decode", DECODE_FIELDS) | {
             name: value for name, value in given.items() if value is not None
         }
 
