@@ -39,6 +39,7 @@ from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, train_symbols, train_
 from t2t_jax.errors import DamagedError, InputError, full_disk_named
 from t2t_jax.files import (
     cache_folder,
+    check_files,
     expanded,
     folder_lock,
     is_url,
@@ -276,11 +277,9 @@ def _open_finished(folder: Path) -> Vocabularies | None:
     if not (folder / _CHECKSUMS).exists():
         return None
     try:
-        damaged = any(sha256(folder / name) != found for name, found in read_object(folder / _CHECKSUMS).items())
+        check_files(folder, read_object(folder / _CHECKSUMS))
     except (DamagedError, OSError):
-        damaged = True
-    if damaged:
-        raise DamagedError(f"{folder} is damaged; delete {folder.parent} and run again")
+        raise DamagedError(f"{folder} is damaged; delete {folder.parent} and run again") from None
     return Vocabularies.open(folder)
 
 
