@@ -51,7 +51,7 @@ def make_mesh(devices: Sequence[jax.Device] | None = None, model_parallel: int =
 
 def local_mesh(mesh: Mesh) -> Mesh:
     """The devices of `mesh` that belong to this process, for computation without other processes."""
-    return Mesh(np.array(mesh.local_devices)[:, None], (DATA, MODEL))
+    return make_mesh(mesh.local_devices)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
