@@ -18,16 +18,18 @@ from absl import flags
 
 from configs import base_ende
 from t2t_jax import command_line, huge_pages, signals
-from t2t_jax.command_line import checkpoint, config_of, number_range, overrides_of, required, step_list
+from t2t_jax.command_line import checkpoint, config_of, overrides_of, required, step_list, step_range
 from t2t_jax.errors import InputError, exit_code_of, full_disk_named, open_standard_streams
 from t2t_jax.files import cache_folder
+from t2t_jax.run_folder import DECODE_FIELDS as _DECODE
+from t2t_jax.run_folder import RunFolder
 
 # Each mode imports what it needs, so that a mistyped flag is reported before JAX is loaded.
 
 
 def train(args: flags.FlagValues) -> None:
     config, workdir = config_of(args), required(args, "workdir")
-    profile_steps = number_range("profile_steps", args.profile_steps)
+    profile_steps = step_range(args.profile_steps)
     with joined_processes(args, config.machine.peer_timeout_seconds):
         from t2t_jax import sharding
         from t2t_jax.training.loop import train
@@ -97,7 +99,6 @@ def average(args: flags.FlagValues) -> None:
     workdir = required(args, "workdir")
     from t2t_jax.checkpoints import average_run
     from t2t_jax.remote_run import local_runs
-    from t2t_jax.run_folder import RunFolder
 
     with local_runs(workdir) as folder:
         run = RunFolder.open(folder)
@@ -143,7 +144,6 @@ MODES = {
 }
 
 _PROCESS = ("coordinator", "num_processes", "process_id")
-_DECODE = ("beam_size", "alpha", "max_extra_length", "early_stop", "constrained")
 _SEARCH = (
     "n_best", "min_length", "no_repeat_ngram", "groups", "diversity", "target_prefix", "split_sentences", "seed",
     "dtype",

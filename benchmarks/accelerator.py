@@ -19,7 +19,6 @@ ablations   steps of base with XLA's attention, without our compiler options, in
 PyTorch and transformers are left out where they are missing. `--tiny` is a rehearsal of the same code, on any machine.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import importlib.util
@@ -56,6 +55,7 @@ from experiments import paper
 from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import exit_code_of
 from t2t_jax.files import write_json
+from t2t_jax.threads import all_at_once
 
 ROOT = Path(__file__).parents[1]
 CONDITIONS = "conditions.json"
@@ -381,12 +381,7 @@ def our_searches(run: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:
         decoding.forced_search(translator, decoding.random_sources(rows, sizes.vocab_size), 4, sizes.decoding_steps)
 
     cases = {str(rows): functools.partial(search, rows) for rows in sizes.decoding_rows}
-
-    def compile_all():
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            list(pool.map(lambda case: case(), cases.values()))
-
-    return cases | {WARM_UP: compile_all}
+    return cases | {WARM_UP: functools.partial(all_at_once, list(cases.values()))}  # which compiles them
 
 
 def their_searches(folder: Path, sizes: Sizes) -> dict[str, Callable[[], Any]]:

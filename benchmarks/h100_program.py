@@ -144,7 +144,7 @@ def training_step(
         key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=sharding.replicated(mesh))
         shapes = jax.eval_shape(functools.partial(init_state, model, optimizer), key)
         layout = sharding.of_state(shapes, mesh, shard_state)
-        state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, layout)
+        state = sharding.shapes_of(shapes, layout)
         loss_fn = label_smoothed_loss(model, 0.1)
         step = functools.partial(train_step, loss_fn, optimizer, microbatches, mesh=mesh)
         jitted = jax.jit(step, donate_argnums=1, out_shardings=(layout, sharding.replicated(mesh)))
@@ -155,21 +155,20 @@ def decoding_step(config: Any, *, rows: int) -> str:
     """The loop of decoding steps of continuous batching, beam 4, in bfloat16 on one device."""
     from t2t_jax import sharding
     from t2t_jax.decoding import continuous_batching
+    from t2t_jax.decoding.ensemble import computed_shapes
     from t2t_jax.decoding.search_options import SearchOptions
-    from t2t_jax.model.transformer import Transformer, param_shapes
+    from t2t_jax.model.transformer import Transformer
 
     mesh, search = mesh_of(1), SearchOptions()
-    modules = (Transformer(config, jnp.bfloat16),)
-    place = lambda x, dtype: jax.ShapeDtypeStruct(x.shape, dtype, sharding=sharding.replicated(mesh))
+    modules, whole = (Transformer(config, jnp.bfloat16),), sharding.replicated(mesh)
     with tracing_for_h100():
-        params = jax.tree.map(lambda x: place(x, jnp.bfloat16), param_shapes(modules[0]))
         shapes = continuous_batching.Shapes(rows, rows, source_length=32, prefix_length=0, num_features=0)
         start = functools.partial(continuous_batching._start.__wrapped__, modules, search, shapes, 64, mesh)
-        state = jax.eval_shape(start)
-        state = jax.tree.map(lambda x: place(x, x.dtype), state)
-        number = place(jnp.zeros((), jnp.int32), jnp.int32)
+        state = sharding.shapes_of(jax.eval_shape(start), whole)
+        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
         steps = jax.jit(continuous_batching._advance, static_argnames="modules", donate_argnames="state")
-        lowered = steps.lower(modules, search, (params,), state, max_steps=number, min_running=number)
+        params = computed_shapes(modules, mesh)
+        lowered = steps.lower(modules, search, params, state, max_steps=number, min_running=number)
         return compile_for_h100(lowered, {})
 
 
@@ -319,7 +318,8 @@ def _users(name, inner):
 def _flops(instruction, types, inner):
     line = instruction.line
     if "fmha" in line:  # two matrix products forward, five backward
-        batch, heads, length, head_dim, keys = _attention_shape(instruction, types)
+        batch, length, heads, head_dim = _shape(types[instruction.operands[0]])
+        keys = _shape(types[instruction.operands[1]])[1]
         return (10 if "Backward" in line else 4) * batch * heads * length * keys * head_dim
     if instruction.opcode == "custom-call" and "matmul" in line:
         contracted = re.search(r'"lhs_contracting_dimensions":\["?([\d",]+)\]', line)[1]
@@ -335,12 +335,6 @@ def _flops(instruction, types, inner):
 def _dot_flops(result, left, contracted):
     shape = _shape(left)
     return 2 * int(np.prod(_shape(result))) * int(np.prod([shape[axis] for axis in _dims(contracted)]))
-
-
-def _attention_shape(instruction, types):
-    shapes = [_shape(types[name]) for name in instruction.operands[:3]]
-    batch, length, heads, head_dim = shapes[0]
-    return batch, heads, length, head_dim, shapes[1][1]
 
 
 # --- The table -------------------------------------------------------------------------------------------------
@@ -369,14 +363,12 @@ def totals(found: Sequence[Kernel]) -> Totals:
 def extrapolated(programs: Sequence[str], layers: int = 6) -> dict[str, Totals]:
     """By kind of kernel and altogether: one layer's program plus `layers` − 1 times what the second layer added."""
     one, two = (kernels(text) for text in programs)
-    kinds = sorted({k.kind for k in one + two})
-    pick = lambda found, kind: totals([k for k in found if kind in (k.kind, "total")])
 
     def grow(kind):
-        first, second = pick(one, kind), pick(two, kind)
+        first, second = (totals([k for k in found if k.kind == kind]) for found in (one, two))
         return Totals(*(a + (layers - 1) * (b - a) for a, b in zip(first, second, strict=True)))
 
-    rows = {kind: grow(kind) for kind in kinds}
+    rows = {kind: grow(kind) for kind in sorted({k.kind for k in one + two})}
     return rows | {"total": Totals(*map(sum, zip(*rows.values(), strict=True)))}
 
 

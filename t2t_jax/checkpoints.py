@@ -153,7 +153,7 @@ class Checkpoints:
     def _reading(self, step: int) -> Iterator[None]:
         """Raises AbsentError where the step is not there (any more), InputError where it does not fit the memory.
 
-        No other error is taken for damage of the bytes, which `verify` alone tells.
+        No error is taken for damage: only `verify` detects that.
         """
         before = _inode(self._folder(step))
         try:
@@ -311,7 +311,7 @@ def _items(params: Tree, optimizer: Tree | None) -> dict[str, Tree]:
 
 
 def key_data(x: Any) -> Any:
-    """The array, or its shape; of random keys, which Orbax restores as numbers, the numbers that they consist of."""
+    """An array or its shape; random keys as the integers that they consist of, as Orbax restores no keys."""
     if not _is_of_keys(x):
         return x
     if isinstance(x, jax.Array):
@@ -333,7 +333,7 @@ def _array_tree_handler() -> ocp.PyTreeCheckpointHandler:
 def _restore_args(shapes: Tree) -> ocp.args.PyTreeRestore:
     """What Orbax restores: arrays with a sharding that divides them as such, the others as NumPy arrays.
 
-    It would read an array that all devices hold once for each of them, and give one without a sharding the saved one.
+    Orbax would read a replicated array once for each device, and give an array without a sharding the saved sharding.
     """
     host = lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape)
     templates = jax.tree.map(lambda x: x if _is_divided(x) else host(x), shapes)
@@ -341,13 +341,12 @@ def _restore_args(shapes: Tree) -> ocp.args.PyTreeRestore:
 
 
 def _is_divided(shape: Any) -> bool:
-    sharding = getattr(shape, "sharding", None)
-    return sharding is not None and not sharding.is_fully_replicated
+    return shape.sharding is not None and not shape.sharding.is_fully_replicated
 
 
 def _on_devices(x: Any, shape: Any) -> Any:
     """The restored array, copied to every device where `shape` has a sharding that replicates it."""
-    if getattr(shape, "sharding", None) is None or _is_divided(shape):
+    if shape.sharding is None or _is_divided(shape):
         return x
     return jax.make_array_from_callback(shape.shape, shape.sharding, x.__getitem__)
 

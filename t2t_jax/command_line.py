@@ -130,15 +130,17 @@ def config_path(argv: list[str]) -> str | None:
     paths = [arg.partition("=")[2] for arg in argv if re.match("--?config=", arg)]
     if len(paths) > 1:
         raise InputError(f"--config={on_one_line(paths[1])}: --config is given {len(paths)} times; give it once")
-    if paths and not os.path.isfile(paths[0]):
-        raise InputError(f"--config={on_one_line(paths[0])}: no such file; see configs/")
-    if paths and not paths[0].endswith(".py"):
-        raise InputError(
-            f"--config={on_one_line(paths[0])}: must be a Python file with a function get_config; see configs/"
-        )
-    if paths and ":" in paths[0]:  # after which ml_collections expects an argument of get_config
-        raise InputError(f"--config={on_one_line(paths[0])}: no colon may be in its path; rename the file or folder")
-    return paths[0] if paths else None
+    if not paths:
+        return None
+    (path,) = paths
+    given = f"--config={on_one_line(path)}"
+    if not os.path.isfile(path):
+        raise InputError(f"{given}: no such file; see configs/")
+    if not path.endswith(".py"):
+        raise InputError(f"{given}: must be a Python file with a function get_config; see configs/")
+    if ":" in path:  # after which ml_collections expects an argument of get_config
+        raise InputError(f"{given}: no colon may be in its path; rename the file or folder")
+    return path
 
 
 def check_config(path: str, config: Any, base: ConfigDict) -> None:
@@ -167,7 +169,7 @@ def _is_own(field: str, base: ConfigDict) -> bool:
 
 
 def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
-    """The message about the first --config.SECTION.FIELD that `base` has not, or --SECTION.FIELD, if there is one."""
+    """The message about a --config.SECTION.FIELD that `base` does not have, or a --SECTION.FIELD; None without one."""
     known = [f"--config.{field}" for field in flat(base.to_dict())]
     named = [arg.partition("=")[0] for arg in argv if arg.startswith("--")]
     if short := [flag for flag in named if f"--config.{flag[2:]}" in known]:
@@ -227,13 +229,13 @@ def reason_of(error: flags.Error, path: str | None) -> str:
     return re.sub(r"\('Non-boolean argument to boolean flag', .*\)", "must be True or False", text)
 
 
-def number_range(name: str, value: str | None) -> tuple[int, int] | None:
-    """Parses first,last."""
+def step_range(value: str | None) -> tuple[int, int] | None:
+    """Parses --profile_steps: first,last."""
     if value is None:
         return None
     numbers = _step_numbers(value)
     if len(numbers) != 2 or numbers[0] > numbers[1]:
-        raise InputError(f"--{name}={value}: must be first,last, as in 10,12")
+        raise InputError(f"--profile_steps={value}: must be first,last, as in 10,12")
     return numbers[0], numbers[1]
 
 
@@ -247,7 +249,7 @@ def checkpoint(step: str | None) -> int | str | None:
 
 
 def step_list(value: str | None) -> list[int] | None:
-    """Parses a,b,c; each number at most once."""
+    """Parses --steps: a,b,c, each at most once."""
     if value is None:
         return None
     numbers = _step_numbers(value)

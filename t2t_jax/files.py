@@ -164,7 +164,7 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DamagedError(f"{path} is damaged: {type(value).__name__} in place of an object")
     expected = value.pop(_CHECKSUM, None)
-    if expected not in (None, _digest(value)):
+    if expected not in (None, json_digest(value)):
         raise DamagedError(
             f"{path} is damaged or was edited: it does not match its own checksum; restore it, and change options by "
             "flags instead"
@@ -174,10 +174,11 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def write_object(path: Path, value: dict[str, Any]) -> None:
     """`write_json` with the SHA-256 of `value` added, by which `read_object` detects any change."""
-    write_json(path, value | {_CHECKSUM: _digest(value)})
+    write_json(path, value | {_CHECKSUM: json_digest(value)})
 
 
-def _digest(value: dict[str, Any]) -> str:
+def json_digest(value: Any) -> str:
+    """The SHA-256 of a JSON value, in hexadecimal; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

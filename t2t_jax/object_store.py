@@ -221,9 +221,9 @@ def _stamp(path: Path) -> Stamp:
 
 @contextlib.contextmanager
 def mirrored(field: str, directory: str, folder: Path) -> Iterator[None]:
-    """Where `directory` is a URL: makes `folder`, a unit, the copy of the one of that name there, if that is complete.
+    """Where `directory` is a URL: downloads the unit of the name of `folder` from there, if it is complete.
 
-    If it is not, `folder` is uploaded after the block, which has made it.
+    If it is not, `folder`, which the block makes, is uploaded after the block.
     """
     if not is_url(directory):
         yield

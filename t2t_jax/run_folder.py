@@ -4,7 +4,6 @@ Reading a run never executes code: everything but the weights is JSON or a Sente
 later results depend on hold their own checksum.
 """
 
-import hashlib
 import json
 import numbers
 import os
@@ -18,7 +17,7 @@ from absl import logging
 
 from t2t_jax.errors import DamagedError, InputError, StopError, shown, storage_reason
 from t2t_jax.event_file import EventFile
-from t2t_jax.files import flat, read_object, try_lock, write_bytes, write_lines, write_object
+from t2t_jax.files import flat, json_digest, read_object, try_lock, write_bytes, write_lines, write_object
 
 # What changes neither the weights nor the scores of a run that reaches its end, besides the section machine.
 _WITHOUT_EFFECT = frozenset(["checkpoint.keep", "data.directory", "data.archives", "evaluate.interval_steps",
@@ -75,7 +74,7 @@ _NEEDED = {
     "decode.max_extra_length": int,
 }
 
-_DECODE_FIELDS = ("beam_size", "alpha", "max_extra_length", "early_stop", "constrained")
+DECODE_FIELDS = ("beam_size", "alpha", "max_extra_length", "early_stop", "constrained")
 
 _HOW_TO_GO_ON = "restore it, or, to start anew on purpose, delete {} or choose another --workdir"
 
@@ -235,7 +234,7 @@ class RunFolder:
 
     def decode_options(self, **given: Any) -> dict[str, Any]:
         """The run's own options of decoding, replaced by those `given` that are not None."""
-        return self.section("decode", _DECODE_FIELDS) | {
+        return self.section("decode", DECODE_FIELDS) | {
             name: value for name, value in given.items() if value is not None
         }
 
@@ -250,10 +249,9 @@ class RunFolder:
 
         The name begins with "dev" where the dev set was scored, so that the two are not taken for one another.
         """
-        digest = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:8]
         self._evaluations.mkdir(exist_ok=True)
-        name = f"{'dev_' * (conditions.get('split') == 'dev')}step_{conditions['step']}_{digest}.json"
-        path = self._evaluations / name
+        name = f"step_{conditions['step']}_{json_digest(conditions)[:8]}.json"
+        path = self._evaluations / ("dev_" * (conditions.get("split") == "dev") + name)
         write_object(path, scores | conditions)
         return path
 
@@ -325,7 +323,7 @@ def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str,
 
 
 def row_of(path: Path) -> str:
-    """The row of a table that a run is of: the name of its folder, or of the parent folder of seed_N."""
+    """The row of a table that a run belongs to: the name of its folder, or of the parent folder of seed_N."""
     path = path.resolve()
     return path.parent.name if re.fullmatch(r"seed_\d+", path.name) else path.name
 

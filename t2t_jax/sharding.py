@@ -51,7 +51,7 @@ def make_mesh(devices: Sequence[jax.Device] | None = None, model_parallel: int =
 
 def local_mesh(mesh: Mesh) -> Mesh:
     """The devices of `mesh` that belong to this process, for computation without other processes."""
-    return Mesh(np.array(mesh.local_devices)[:, None], (DATA, MODEL))
+    return make_mesh(mesh.local_devices)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -93,14 +93,14 @@ def shapes_of(tree: Any, layout: Any) -> Any:
     return jax.tree.map(with_sharding, tree, jax.tree.broadcast(layout, tree))
 
 
-def rows_of_process(mesh: Mesh, rows: int, multiple: int = 1) -> slice:
-    """Those of so many rows that `put_rows` puts on the devices of this process."""
+def rows_of_process(mesh: Mesh, rows: int, multiple: int) -> slice:
+    """The slice of `rows` rows that `put_rows` puts on the devices of this process."""
     padded = rows + _added_rows(mesh, rows, multiple)
     parts = [index[0].indices(padded) for index in by_rows(mesh).addressable_devices_indices_map((padded,)).values()]
     return slice(min(start for start, *_ in parts), min(rows, max(stop for _, stop, _ in parts)))
 
 
-def first_copies(batch: dict[str, np.ndarray], mesh: Mesh, multiple: int = 1) -> dict[str, np.ndarray]:
+def first_copies(batch: dict[str, np.ndarray], mesh: Mesh, multiple: int) -> dict[str, np.ndarray]:
     """The batch with only those rows of which this process holds the first copy; the others are zeros.
 
     Each row has a copy on every device of the model axis, so several processes may read it.

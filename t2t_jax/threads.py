@@ -26,9 +26,9 @@ def all_at_once(functions: Sequence[Callable[[], object]]) -> None:
 
 
 def in_threads(generators: Sequence[Generator[Item]], threads: int) -> Iterator[Item]:
-    """The items of all generators as they come, each generator in one of so many threads, which take them in order.
+    """The items of all generators as they come; a pool of so many threads runs the generators, in order.
 
-    An exception in one of them is raised here. The others then end at their next item, as they do when this iterator is
+    An exception in a generator is raised here. The others then end at their next item, as they do when this iterator is
     closed.
     """
     if min(threads, len(generators)) == 1:

@@ -53,7 +53,7 @@ def test_a_field_of_a_later_version_is_one_line(run, command, field):
 
 
 def test_the_fields_of_decoding_are_those_of_the_configs():
-    assert set(run_folder._DECODE_FIELDS) == set(base_ende.get_config().decode)
+    assert set(run_folder.DECODE_FIELDS) == set(base_ende.get_config().decode)
 
 
 def test_it_translates_as_it_did(run):

@@ -179,7 +179,7 @@ def test_any_arguments_are_accepted_or_refused(arguments):
 
 @given(st.one_of(VALUES, st.from_regex("[0-9]{1,3}(,[0-9]{1,3}){0,3}", fullmatch=True)))
 def test_numbers_separated_by_commas_are_parsed_or_refused(text):
-    for read in (lambda: main.step_list(text), lambda: main.number_range("profile_steps", text)):
+    for read in (lambda: main.step_list(text), lambda: main.step_range(text)):
         try:
             numbers = list(read())
         except InputError as error:

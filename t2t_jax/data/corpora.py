@@ -13,14 +13,14 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from t2t_jax.data import multi30k, tfds_corpora, wmt14
 from t2t_jax.data.parallel_text import ParallelText, check_languages_differ, parallel_text
 from t2t_jax.errors import DamagedError, InputError, choice
-from t2t_jax.files import folder_lock, sha256
+from t2t_jax.files import flat, folder_lock, sha256
 
 SPLITS = ("train", "dev", "test")
 
@@ -209,7 +209,8 @@ def _texts(split: str, names: str, languages: tuple[str, str]) -> list[ParallelT
 
 # --- Home Assistant: real, small, free, and on the Python package index ------------------------------------
 
-_WHEEL = "homeassistant-2026.11.0-py3-none-any.whl"
+_VERSION = "2026.11.0"
+_WHEEL = f"homeassistant-{_VERSION}-py3-none-any.whl"
 _WHEEL_SHA256 = "7ca5fbde9dea879ac7723949fc84347aac5182e6309c357b2e4973fd391b00f7"
 
 
@@ -241,7 +242,7 @@ def _fetch_wheel(directory: Path) -> Path:
     wheel = directory / "downloads" / _WHEEL
     with folder_lock(wheel.parent, f"another process downloads to {wheel.parent}"):
         if not wheel.exists():  # asked under the lock, as pip does not write it atomically
-            _pip_download("homeassistant==2026.11.0", wheel.parent)
+            _pip_download(f"homeassistant=={_VERSION}", wheel.parent)
     if (found := sha256(wheel)) != _WHEEL_SHA256:
         raise DamagedError(f"{wheel}: sha256 is {found}, expected {_WHEEL_SHA256}; delete the file and run again")
     return wheel
@@ -266,18 +267,10 @@ def _integration_pairs(wheel: Path, languages: tuple[str, str]) -> dict[str, lis
             folder = f"homeassistant/components/{integration}/translations"
             sides = [f"{folder}/{language}.json" for language in languages]
             if names.issuperset(sides):
-                source, target = (dict(_leaves(json.loads(archive.read(side)))) for side in sides)
+                source, target = (flat(json.loads(archive.read(side))) for side in sides)
                 both = ((one_line(source[key]), one_line(target[key])) for key in source if key in target)
                 pairs[_split_of(integration)] += [pair for pair in both if all(pair)]
     return pairs
-
-
-def _leaves(tree: dict, path: tuple[str, ...] = ()) -> Iterable[tuple[tuple[str, ...], str]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, (*path, key))
-        else:
-            yield (*path, key), value
 
 
 def _split_of(integration: str) -> str:

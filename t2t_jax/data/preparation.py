@@ -7,7 +7,6 @@ and shards are written atomically, so an interrupted preparation resumes and end
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 import json
 import os
@@ -30,7 +29,6 @@ from t2t_jax.data.task import (
     SOURCE_FILE,
     TARGET_FILE,
     TASKS,
-    Task,
     Vocabularies,
     is_built_in,
     own_preprocessing,
@@ -41,9 +39,11 @@ from t2t_jax.data.tokenizer import UNKNOWN, longest_whole, train_symbols, train_
 from t2t_jax.errors import DamagedError, InputError, full_disk_named
 from t2t_jax.files import (
     cache_folder,
+    check_files,
     expanded,
     folder_lock,
     is_url,
+    json_digest,
     read_object,
     remove_folder,
     sha256,
@@ -190,8 +190,7 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
         made_from["base_languages"] = True  # in earlier stores nothing was dropped of a language with such a code
     for name in {"vocabulary", "source_vocabulary"} & made_from.keys():
         made_from[name] = sha256(Path(made_from[name])) if made_from[name] else None
-    identity = json.dumps([_FORMAT, corpus.checksums, corpus.languages, made_from], sort_keys=True)
-    return hashlib.sha256(identity.encode()).hexdigest()[:12]
+    return json_digest([_FORMAT, corpus.checksums, corpus.languages, made_from])[:12]
 
 
 def _held_out(corpus: Corpus) -> dict[str, list[Pair]]:
@@ -225,14 +224,14 @@ def _write(
     corpus: Corpus, settings: StoreSettings, work: Path, final: Path, write_by_jobs: Callable[[Path], None] | None
 ) -> None:
     corpus.check()
-    task, folder, held_out = TASKS[settings.task], work / _VOCABULARIES, _held_out(corpus)
-    vocabularies = _open_finished(folder) or _write_vocabularies(folder, corpus, settings, task)
+    folder, held_out = work / _VOCABULARIES, _held_out(corpus)
+    vocabularies = _open_finished(folder) or _write_vocabularies(folder, corpus, settings)
     store = work / "store"
     shutil.rmtree(store, ignore_errors=True)
     store.mkdir()
     vocabularies.write(store)
     counts = {  # before the corpus is encoded, which takes long: a dev or test line may be refused
-        split: _write_held_out(pairs, vocabularies, task, settings, store / split) for split, pairs in held_out.items()
+        split: _write_held_out(pairs, vocabularies, settings, store / split) for split, pairs in held_out.items()
     }
     if write_by_jobs:
         write_by_jobs(work)
@@ -263,12 +262,12 @@ _VOCABULARIES = "vocabularies"  # their folder in an unfinished store
 _CHECKSUMS = "checksums.json"  # written last: marks the vocabularies of an unfinished store as complete
 
 
-def _write_vocabularies(folder: Path, corpus: Corpus, settings: StoreSettings, task: Task) -> Vocabularies:
+def _write_vocabularies(folder: Path, corpus: Corpus, settings: StoreSettings) -> Vocabularies:
     """Trains or copies the vocabularies; a resumed preparation reuses them, so that all shards are encoded alike."""
     folder.mkdir(exist_ok=True)
     sides = {JOINT_FILE: SIDES} if settings.is_joint else {SOURCE_FILE: ("source",), TARGET_FILE: ("target",)}
     for name, of in sides.items():
-        write_bytes(folder / name, _vocabulary(corpus, settings, task, of))
+        write_bytes(folder / name, _vocabulary(corpus, settings, of))
     write_object(folder / _CHECKSUMS, {name: sha256(folder / name) for name in sides})
     return Vocabularies.open(folder)
 
@@ -278,21 +277,19 @@ def _open_finished(folder: Path) -> Vocabularies | None:
     if not (folder / _CHECKSUMS).exists():
         return None
     try:
-        damaged = any(sha256(folder / name) != found for name, found in read_object(folder / _CHECKSUMS).items())
+        check_files(folder, read_object(folder / _CHECKSUMS))
     except (DamagedError, OSError):
-        damaged = True
-    if damaged:
-        raise DamagedError(f"{folder} is damaged; delete {folder.parent} and run again")
+        raise DamagedError(f"{folder} is damaged; delete {folder.parent} and run again") from None
     return Vocabularies.open(folder)
 
 
-def _vocabulary(corpus: Corpus, settings: StoreSettings, task: Task, sides: tuple[str, ...]) -> bytes:
+def _vocabulary(corpus: Corpus, settings: StoreSettings, sides: tuple[str, ...]) -> bytes:
     """The SentencePiece model for these sides: the ready one if there is one, otherwise trained."""
     prefix = "source_" if sides == ("source",) else ""  # of the field names in config.data
     ready, size = getattr(settings, f"{prefix}vocabulary"), getattr(settings, f"{prefix}vocab_size")
     is_symbols = sides == ("target",) and _trains_symbols(settings)
     pairs = draw(corpus.splits["train"](), 0 if is_symbols else settings.vocab_pairs)  # no symbol may be missing
-    texts = (text for pair in pairs for text in _training_text(pair, settings, task, sides))
+    texts = (text for pair in pairs for text in _training_text(pair, settings, sides))
     sentences = filter(None, map(one_line, texts))
     if is_symbols:
         return train_symbols(_with_text(sentences), size)
@@ -310,7 +307,8 @@ def _vocabulary(corpus: Corpus, settings: StoreSettings, task: Task, sides: tupl
     )
 
 
-def _training_text(pair: Pair, settings: StoreSettings, task: Task, sides: tuple[str, ...]) -> Iterator[str]:
+def _training_text(pair: Pair, settings: StoreSettings, sides: tuple[str, ...]) -> Iterator[str]:
+    task = TASKS[settings.task]
     source, target = (cleaning.normalize(text, settings.cleaning) for text in pair)
     if "source" in sides:
         yield task.preprocess_source(source)
@@ -345,7 +343,7 @@ def draw(pairs: Iterator[Pair], count: int) -> Iterator[Pair]:
 
 
 def _write_held_out(
-    pairs: list[Pair], vocabularies: Vocabularies, task: Task, settings: StoreSettings, stem: Path
+    pairs: list[Pair], vocabularies: Vocabularies, settings: StoreSettings, stem: Path
 ) -> dict[str, int]:
     """Writes the text of a dev or test set within `heldout_max_length`, and returns how many pairs were read and kept.
 
@@ -353,7 +351,7 @@ def _write_held_out(
     that data.cleaning replaces in training text, so that no translation can equal them. Case is left out, as the
     scores of a model that writes lower case ignore it.
     """
-    rules = dataclasses.replace(settings.cleaning, lowercase=False)
+    task, rules = TASKS[settings.task], dataclasses.replace(settings.cleaning, lowercase=False)
     limit, most = settings.heldout_max_length, longest_whole(settings.max_length)
     field = f"data.{stem.name}" if stem.name in SPLITS else f"data.test ({stem.name})"
     if not pairs:

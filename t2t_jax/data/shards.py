@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -85,7 +85,7 @@ def write_shards(
     return paths
 
 
-def _on_all_cores(write: Any, jobs: Iterator[tuple[Path, int, list[Pair]]]) -> Iterator[int]:
+def _on_all_cores(write: Callable[..., int], jobs: Iterator[tuple[Path, int, list[Pair]]]) -> Iterator[int]:
     """The results of `write(*job)`, computed by worker processes; a single job runs in this process."""
     first = list(itertools.islice(jobs, 2))
     if len(first) < 2:
@@ -122,9 +122,7 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-@functools.cache
-def _vocabularies(folder: Path) -> Vocabularies:
-    return Vocabularies.open(folder)
+_open_vocabularies = functools.cache(Vocabularies.open)  # once in each worker process
 
 
 def _write_shard(encoding: Encoding, path: Path, number: int, pairs: list[Pair]) -> int:
@@ -135,7 +133,7 @@ def _write_shard(encoding: Encoding, path: Path, number: int, pairs: list[Pair])
     """
     rules, report = encoding.rules, cleaning.Report()
     cleaned = cleaning.clean(pairs, rules, encoding.languages, encoding.held_out, report)
-    vocabularies = _vocabularies(encoding.vocabularies)
+    vocabularies = _open_vocabularies(encoding.vocabularies)
     texts_of_sides = (
         [encoding.preprocess_source(source) for source, _ in cleaned],
         [encoding.preprocess_target(target) for _, target in cleaned],

@@ -94,9 +94,9 @@ def attention_maps(
     found = [None] * len(sources)
     for indices, width, rows in _batches([max(map(len, pair)) for pair in zip(sources, targets, strict=True)], mesh):
         batch = sharding.put_rows(pad_pairs(indices, sources, targets, rows, width), mesh)
-        weights = _weights(module, ensemble.params[0], **batch)
+        weights = jax.device_get(_weights(module, ensemble.params[0], **batch))
         for row, index in enumerate(indices):
-            of_pair = [np.asarray(kind[row]) for kind in weights]
+            of_pair = (kind[row] for kind in weights)
             found[index] = _maps(labels[0](sources[index]), labels[1](targets[index]), *of_pair)
     return found
 
@@ -167,7 +167,7 @@ def _labels(ids: Sequence[int], vocabulary: Tokenizer, at_end: bool) -> tuple[li
         begins = last.endswith(SPACE) if at_end else piece.startswith(SPACE)
         is_apart = any(map(WITHOUT_SPACES.match, (last.rstrip(SPACE)[-1:], piece.lstrip(SPACE)[:1])))
         numbers.append(numbers[-1] + (begins or is_apart or EOS in (last_id, id)))
-    parts = [[ids[n] for n in word] for word in _runs(numbers)]
+    parts = [[id for id, _ in word] for _, word in itertools.groupby(zip(ids, numbers, strict=True), lambda x: x[1])]
     texts = [vocabulary.decode(part).strip() or "".join(map(vocabulary.piece, part)) for part in parts]
     return pieces, Words(numbers, texts)
 
@@ -176,11 +176,6 @@ def _marks_ends(vocabulary: Tokenizer) -> bool:
     """Whether the space belongs to the end of a word, as with subword-nmt's codes, not to its beginning."""
     pieces = [piece for piece in vocabulary.pieces() if piece != SPACE]
     return sum(piece.endswith(SPACE) for piece in pieces) > sum(piece.startswith(SPACE) for piece in pieces)
-
-
-def _runs(numbers: Sequence[int]) -> list[list[int]]:
-    """The positions of each number."""
-    return [list(positions) for _, positions in itertools.groupby(range(len(numbers)), key=lambda n: numbers[n])]
 
 
 def _shifted(tokens: list[str], words: Words) -> tuple[list[str], Words]:

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -84,7 +84,8 @@ def back_translate_run(
         _check_new(output, files, work)
         _check_conditions(work, conditions)
         if texts in files:
-            _copy(unpacked_lines(path), work / texts.name)
+            with (work / texts.name).open("wb") as file:
+                file.writelines(line.encode() + b"\n" for line in unpacked_lines(path))
         translator = translator_of(members, dtype)
         counts = _translate(translator, path, work / translations.name, tag, options | {"seed": seed})
         for file in files:
@@ -159,8 +160,3 @@ def _counts_so_far(file: BinaryIO) -> collections.Counter:
         counts.update(pairs=1, empty=int(line == b"\n"))
     file.truncate(end)
     return counts
-
-
-def _copy(lines: Iterator[str], path: Path) -> None:
-    with path.open("wb") as file:
-        file.writelines(line.encode() + b"\n" for line in lines)

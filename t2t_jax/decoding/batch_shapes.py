@@ -13,10 +13,9 @@ from t2t_jax.threads import available_cores
 
 _SHORTEST_BUCKET = 16  # subwords of the source, or capacity for target tokens; longer buckets double
 _LINEAR_FROM = 1024  # bucket lengths above this do not double: they are its multiples
-# By platform, on each device: the most rows; the most source positions (rows × source length). A KV cache has at most
-# 16 times as many target positions (rows × beam width × capacity). A step on a GPU takes its time to launch.
-_MOST = {"cpu": (64, 2048)}
-_MOST_ELSEWHERE = (512, 16_384)
+# On each device: the most rows; the most source positions (rows × source length). A KV cache has at most 16 times as
+# many target positions (rows × beam width × capacity). A step on a GPU takes its time to launch.
+_MOST_ON_CPU, _MOST_ELSEWHERE = (64, 2048), (512, 16_384)
 # On CPU, where each row of a batch takes its time even when it has finished: (rows, the most sentences for them).
 _CPU_ROWS = ((1, 1), (4, 6), (8, 12), (16, 127))
 # The hypotheses of a search on a CPU device, by the smallest d_model: more are no faster, but fill its caches.
@@ -44,11 +43,10 @@ def bucket_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1,
     A search gives its beam width, and the most tokens that it may write.
     """
     devices = mesh.devices.size
-    platform = mesh.devices.flat[0].platform
-    rows, positions = _MOST.get(platform, _MOST_ELSEWHERE)
+    rows, positions = _MOST_ON_CPU if _on_cpu(mesh) else _MOST_ELSEWHERE
     written = beam_width * bucket_capacities(source_length, max_length)[-1]
     most = max(1, min(rows, positions // source_length, 16 * positions // written)) * devices
-    sizes = _CPU_ROWS if platform == "cpu" else [(4**n, 4**n) for n in range(10)]
+    sizes = _CPU_ROWS if _on_cpu(mesh) else [(4**n, 4**n) for n in range(10)]
     rows = next((rows for rows, sentences in sizes if sentences >= count), most)
     return -(-min(rows, most) // devices) * devices
 
@@ -71,25 +69,29 @@ def bucket_capacities(source_length: int, max_length: int) -> list[int]:
 
 def num_searches(count: int, mesh: Mesh) -> int:
     """The number of searches among which `count` sentences are divided, each in a thread of its own."""
-    if mesh.devices.size > 1 or mesh.devices.flat[0].platform != "cpu":
+    if mesh.devices.size > 1 or not _on_cpu(mesh):
         return 1
     return min(available_cores(), _MOST_SEARCHES, -(-count // _FEWEST_ROWS)) or 1
 
 
 def capacities_ahead(mesh: Mesh) -> int:
-    """With how many of a bucket's capacities its search is compiled before any search begins.
+    """How many of a bucket's capacities, the smallest ones, are compiled before any search begins.
 
     A program takes seconds to compile, on one core. Beside a GPU the others are idle, on CPU they have other searches.
     """
-    return 0 if mesh.devices.flat[0].platform == "cpu" else 2
+    return 0 if _on_cpu(mesh) else 2
 
 
 def searched_rows(window: int, beam_width: int, d_model: int, mesh: Mesh) -> int:
     """The number of rows of a search that takes its sentences from windows of this size."""
-    if mesh.devices.flat[0].platform != "cpu":
+    if not _on_cpu(mesh):
         return window
     hypotheses = next(count for smallest, count in _CPU_HYPOTHESES if d_model >= smallest)
     return min(window, max(_FEWEST_ROWS, hypotheses // beam_width) * mesh.devices.size)
+
+
+def _on_cpu(mesh: Mesh) -> bool:
+    return mesh.devices.flat[0].platform == "cpu"
 
 
 def pad_pairs(

@@ -102,7 +102,7 @@ def results(search: Search, options: SearchOptions) -> Hypotheses:
 
     best = n_best(search.best, search.best.scores > NEG_INF)
     alive = n_best(search.alive, search.alive.log_probs != NEG_INF)  # true of NaN, which callers report
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), best, alive)
+    both = _concatenate(best, alive)
     ranks, num_finished = jnp.arange(options.n_best)[None], (best.scores > NEG_INF).sum(axis=1, keepdims=True)
     return gather_hypotheses(both, jnp.where(ranks < num_finished, ranks, options.n_best + ranks - num_finished))
 
@@ -169,13 +169,17 @@ def _group_members(search: Search, group: int, options: SearchOptions) -> Search
 
 def _join_groups(search: Search, groups: list[Search]) -> Search:
     """`search` one step later, from its groups."""
-    join = lambda *parts: jnp.concatenate(parts, axis=1)
     of_groups = ("alive", "penalties", "best", "last_tokens", "num_finished")
-    joined = {name: jax.tree.map(join, *(getattr(group, name) for group in groups)) for name in of_groups}
+    joined = {name: _concatenate(*(getattr(group, name) for group in groups)) for name in of_groups}
     lengths = search.lengths + 1
     can_improve = functools.reduce(jnp.logical_or, (group.running for group in groups))
     running = search.running & can_improve & (lengths < search.max_lengths)
     return search._replace(lengths=lengths, running=running, **joined)
+
+
+def _concatenate(*trees: Any) -> Any:
+    """One tree with the hypotheses of all, of each sentence in this order."""
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *trees)
 
 
 def _extend_group(
@@ -196,7 +200,7 @@ def _extend_group(
 
     ended_scores = penalised / length_penalty(extended.lengths, options.alpha)
     ended = extended._replace(scores=jnp.where(ends, ended_scores, NEG_INF), finished=is_eos)
-    both = jax.tree.map(lambda a, b: jnp.concatenate([a, b], axis=1), best, ended)
+    both = _concatenate(best, ended)
     best = gather_hypotheses(both, top_k(both.scores, best.scores.shape[1]))
 
     # Of 2·W continuations at most W end, one for each hypothesis, so W stay alive (in greedy search perhaps none).
@@ -265,7 +269,7 @@ def _logits_processors(search: Search, options: SearchOptions) -> list[constrain
     if options.no_repeat_ngram:
         processors.append(constraints.no_repeated_ngram(options.no_repeat_ngram))
     if options.min_length and options.sampling:  # beam search drops these candidates (_top_candidates)
-        processors.append(constraints.forbid_early_eos(options.min_length, EOS))
+        processors.append(constraints.forbid_early_eos(options.min_length))
     return processors
 
 

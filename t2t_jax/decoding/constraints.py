@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2t_jax.data.tokenizer import EOS
 from t2t_jax.errors import InputError, shown
 
 LogitsProcessor = Callable[
@@ -54,13 +55,13 @@ class Constraint:
         return changed
 
 
-def forbid_early_eos(min_length: int, eos: int) -> Constraint:
+def forbid_early_eos(min_length: int) -> Constraint:
     """Forbids EOS before token `min_length`."""
 
     def process(log_probs, tokens, lengths):
         del tokens
         is_too_short = (lengths + 1 < min_length)[:, None, None]
-        return jnp.where(is_too_short & (_vocabulary(log_probs) == eos), -jnp.inf, log_probs)
+        return jnp.where(is_too_short & (_vocabulary(log_probs) == EOS), -jnp.inf, log_probs)
 
     return Constraint(process, largest_bonus=0.0)
 

@@ -137,7 +137,7 @@ class _ContinuousBatch:
         self._capacities = batch_shapes.bucket_capacities(source_length, max(r.max_length for r in requests))
 
     def programs(self, capacities: int) -> list[Callable[[], None]]:
-        """Functions each of which compiles a program of the search, for so many of its capacities."""
+        """Functions that each compile a program: the encoder, and the decoder for so many of its capacities."""
         modules, shapes, mesh = self._ensemble.modules, self._shapes, self._mesh
         structure = jax.tree.structure(self._options)
         return [
@@ -191,12 +191,13 @@ class _ContinuousBatch:
 def _window(source: tuple[SourceCache, ...], taken: Sequence[tuple[int, Request]], shapes: Shapes) -> Window:
     """The window of the requests `taken`, with their indices, whose encoded sources are the first of `source`."""
     rows, requests = shapes.window, [request for _, request in taken]
+    column = lambda values: pad([values], 1, rows)[0]  # a number for each row
     return Window(
         source=source,
-        owners=pad([[index for index, _ in taken]], 1, rows)[0],
-        max_lengths=pad([[r.max_length for r in requests]], 1, rows)[0],
+        owners=column([index for index, _ in taken]),
+        max_lengths=column([r.max_length for r in requests]),
         prefixes=pad([r.prefix for r in requests], rows, shapes.prefix_length),
-        seeds=pad([[r.seed for r in requests]], 1, rows)[0],
+        seeds=column([r.seed for r in requests]),
         features=pad([r.features for r in requests], rows, shapes.num_features),
         count=np.int32(len(taken)),
     )
@@ -204,7 +205,7 @@ def _window(source: tuple[SourceCache, ...], taken: Sequence[tuple[int, Request]
 
 def _results(found: Finished) -> Iterator[tuple[int, Hypotheses]]:
     """The valid results as NumPy arrays."""
-    owners, hypotheses, count = jax.tree.map(np.asarray, found)
+    owners, hypotheses, count = jax.device_get(found)
     for row in range(count):
         yield int(owners[row]), jax.tree.map(lambda x, row=row: x[row], hypotheses)
 
@@ -344,7 +345,7 @@ def _resize(mesh: Mesh, state: State, capacity: int) -> State:
 
 def _shard(state: State, mesh: Mesh) -> State:
     """The state with its rows divided among the devices, the same after every call, so that nothing is recompiled."""
-    return jax.tree.map(jax.lax.with_sharding_constraint, state, _shardings(state, mesh))
+    return jax.lax.with_sharding_constraint(state, _shardings(state, mesh))
 
 
 def _shardings(state: State, mesh: Mesh) -> State:
@@ -354,7 +355,7 @@ def _shardings(state: State, mesh: Mesh) -> State:
 
 def _replicate(tree: Any, mesh: Mesh) -> Any:
     """A whole copy on every device."""
-    return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, sharding.replicated(mesh)), tree)
+    return jax.lax.with_sharding_constraint(tree, sharding.replicated(mesh))
 
 
 # --- Ahead of a search, without memory for what its programs compute ----------------------------------------

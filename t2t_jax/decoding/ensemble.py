@@ -47,5 +47,4 @@ def average_probabilities(logits: Sequence[Float[Array, "*n vocab"]]) -> Float[A
     """The logits of an ensemble: the logarithm of the mean of its members' probabilities."""
     if len(logits) == 1:
         return logits[0]
-    log_probs = jnp.stack([jax.nn.log_softmax(x) for x in logits])
-    return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits))
+    return jax.nn.logmeanexp(jnp.stack([jax.nn.log_softmax(x) for x in logits]), axis=0)

@@ -63,7 +63,10 @@ class Preprocessor:
 
         Warnings count lines from `first_line`; None: there are none.
         """
-        encoded = self._encode_sentences(preprocessed) if split_sentences else self._encode_whole(preprocessed)
+        if split_sentences:
+            encoded = self._encode_sentences(preprocessed)
+        else:
+            encoded = [[ids] for ids in self.vocabularies.source.encode_many(preprocessed)]
         if self.task.grammar:  # of parts translated separately, the outputs together are not well-formed
             self.check_length("source", [ids for (ids,) in encoded], first_line or 1)
         lines = itertools.count(first_line) if first_line else itertools.repeat(None)
@@ -71,9 +74,6 @@ class Preprocessor:
             [part for ids in line for part in self._parts(number, ids)]
             for number, line in zip(lines, encoded, strict=False)
         ]
-
-    def _encode_whole(self, preprocessed: Sequence[str]) -> list[list[list[int]]]:
-        return [[ids] for ids in self.vocabularies.source.encode_many(preprocessed)]
 
     def _encode_sentences(self, preprocessed: Sequence[str]) -> list[list[list[int]]]:
         """The ids of each sentence of each line, with the language code of the first."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2t_jax.decoding.top_k import sorted_top_k
 from t2t_jax.decoding.traced_fields import traced_fields
 from t2t_jax.errors import Range, check_ranges
 
@@ -46,7 +47,7 @@ def sample(
 def top_k_top_p_filter(logits: Float[Array, "B W vocab"], top_k: int, top_p: float) -> Float[Array, "B W vocab"]:
     """Keeps the `top_k` most likely tokens (0: all), and of these the nucleus of `top_p`; others become −∞."""
     if 0 < top_k < logits.shape[-1]:
-        smallest = jax.lax.optimization_barrier(jax.lax.top_k(logits, top_k))[0].min(axis=-1, keepdims=True)
+        smallest = sorted_top_k(logits, top_k)[0].min(axis=-1, keepdims=True)
         logits = jnp.where(logits >= smallest, logits, -jnp.inf)
     if top_p < 1:
         logits = jnp.where(logits >= _nucleus_threshold(logits, top_p), logits, -jnp.inf)

@@ -25,7 +25,7 @@ def top_tokens(
     """
     vocab, chunk = len(values), chunk_size(len(values))
     if vocab <= 4 * chunk * count:
-        return _sorted_top_k(jnp.moveaxis(values, 0, -1), min(count, vocab))
+        return sorted_top_k(jnp.moveaxis(values, 0, -1), min(count, vocab))
     maxima = _maxima(values).T.reshape(*values.shape[1:], -1)
     top_chunks = jnp.sort(top_k(maxima, count), axis=-1)  # in order of the vocabulary, so that ties keep theirs
     tokens = (top_chunks[..., None] * chunk + jnp.arange(chunk)[None, None, None]).reshape(
@@ -33,13 +33,19 @@ def top_tokens(
     )  # [B, W, count·chunk]
     rows, hypotheses = (x[..., None] for x in jnp.indices(values.shape[1:]))
     candidates = values.at[tokens, rows, hypotheses].get(mode="fill", fill_value=-jnp.inf, wrap_negative_indices=False)
-    values, columns = _sorted_top_k(candidates, count)
+    values, columns = sorted_top_k(candidates, count)
     return values, jnp.take_along_axis(tokens, columns, axis=2, mode="promise_in_bounds")
 
 
+def sorted_top_k(values: Float[Array, "*n"], count: int) -> tuple[Float[Array, "*k"], Int[Array, "*k"]]:
+    """The `count` largest values of each row, largest first, and their indices; of equal values the first."""
+    # Without the barrier, XLA may see that only part of the output is used, and then sort everything: 100 times slower.
+    return tuple(jax.lax.optimization_barrier(jax.lax.top_k(values, count)))
+
+
 def top_k(values: Float[Array, "*n"], count: int) -> Int[Array, "*k"]:
-    """The indices of the `count` largest values of each row, largest first; of equal values the first."""
-    return _sorted_top_k(values, count)[1]
+    """The indices of `sorted_top_k`."""
+    return sorted_top_k(values, count)[1]
 
 
 def chunk_size(vocab: int) -> int:
@@ -54,8 +60,3 @@ def _maxima(values: Float[Array, "vocab B W"]) -> Float[Array, "chunks BW"]:
     padded = jnp.pad(flat, ((0, -len(values) % chunk), (0, 0)), constant_values=-jnp.inf)
     # The barrier keeps XLA from joining this maximum with the next one, so that both callers of a step share it.
     return jax.lax.optimization_barrier(padded.reshape(-1, chunk, flat.shape[1]).max(axis=1))
-
-
-def _sorted_top_k(values: Float[Array, "*n"], count: int) -> tuple[Float[Array, "*k"], Int[Array, "*k"]]:
-    # Without the barrier, XLA may see that only part of the output is used, and then sort everything: 100 times slower.
-    return tuple(jax.lax.optimization_barrier(jax.lax.top_k(values, count)))

@@ -63,14 +63,12 @@ def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None
     `position` is this process's position in the data. Each device reads its shards once; of each array, 32-bit digests
     are compared.
     """
-    names, specs = _names_and_specs(state)
+    arrays = named_leaves(state)
+    specs = [x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec() for x in arrays.values()]
     # One at a time: on CPU, programs that wait for a step's all-reduce would occupy the threads that it needs itself.
-    found = [
-        jax.block_until_ready(_inspect(spec, mesh)(x)) for spec, x in zip(specs, jax.tree.leaves(state), strict=True)
-    ]
-    digests, finite = ([_by_device(array) for array in arrays] for arrays in zip(*found, strict=True))
-    mine = {"position": position, "digests": digests, "finite": finite}
-    processes = sharding.gather(mine)
+    found = [jax.block_until_ready(_inspect(spec, mesh)(x)) for spec, x in zip(specs, arrays.values(), strict=True)]
+    digests, finite = ([_by_device(x) for x in of_arrays] for of_arrays in zip(*found, strict=True))
+    processes = sharding.gather({"position": position, "digests": digests, "finite": finite})
     first = processes[0]["position"]
     for index, other in enumerate(processes):
         if other["position"] != first:
@@ -78,7 +76,7 @@ def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None
                 f"process {index} is at {other['position']} in its data, process 0 at {first}; nothing was saved. The "
                 "same command resumes from the last checkpoint"
             )
-    for number, (name, spec) in enumerate(zip(names, specs, strict=True)):
+    for number, (name, spec) in enumerate(zip(arrays, specs, strict=True)):
         whole = lambda of, n=number: {index: x for other in processes for index, x in other[of][n].items()}
         if not all(whole("finite").values()):
             raise DamagedError(f"step {position['step']}: {name} holds a number that is not finite; it is not saved")
@@ -87,13 +85,6 @@ def check_state(state: TrainState, mesh: Mesh, position: dict[str, Any]) -> None
                 f"step {position['step']}: {name} is not the same on {differing}; memory was damaged there. Nothing "
                 "was saved; the same command resumes from the last checkpoint"
             )
-
-
-def _names_and_specs(state: TrainState) -> tuple[list[str], list[PartitionSpec]]:
-    """Of each array: its name and its PartitionSpec."""
-    leaves = named_leaves(state)
-    spec = lambda x: x.sharding.spec if isinstance(x.sharding, NamedSharding) else PartitionSpec()
-    return list(leaves), [spec(x) for x in leaves.values()]
 
 
 @functools.cache

@@ -169,23 +169,23 @@ def check_machine(config: ConfigDict) -> None:
         raise InputError(
             f"machine.model_parallel={parallel} must divide model.num_heads={heads}, and needs machine.engine='jit'"
         )
-    if parallel > 1 and config.machine.fused_attention:
-        raise InputError(
-            f"machine.model_parallel={parallel} needs machine.fused_attention=False: the fused kernel computes all "
-            "heads on one device"
-        )
     if config.machine.fused_attention:
+        if parallel > 1:
+            raise InputError(
+                f"machine.model_parallel={parallel} needs machine.fused_attention=False: the fused kernel computes all "
+                "heads on one device"
+            )
         for field, computed in (("attention", "dot_product"), ("attention_dropout", 0), ("d_v", config.model.d_k)):
             if (value := config.model[field]) != computed:
                 raise InputError(
                     f"machine.fused_attention=True needs model.{field}={computed}, which is all that the fused kernel "
                     f"computes; got {value}. Change it, or set machine.fused_attention=False"
                 )
-    if config.machine.fused_attention and deterministic_operations():
-        raise InputError(
-            "machine.fused_attention=True has no deterministic operations: set it to False, or take "
-            "--xla_gpu_deterministic_ops and --xla_gpu_exclude_nondeterministic_ops out of XLA_FLAGS"
-        )
+        if deterministic_operations():
+            raise InputError(
+                "machine.fused_attention=True has no deterministic operations: set it to False, or take "
+                "--xla_gpu_deterministic_ops and --xla_gpu_exclude_nondeterministic_ops out of XLA_FLAGS"
+            )
     if engine == "pmap" and config.machine.memory_gib:
         raise InputError(
             f"machine.memory_gib={config.machine.memory_gib} needs machine.engine='jit'; with pmap, set the number of "
@@ -197,7 +197,7 @@ def check_machine(config: ConfigDict) -> None:
 
 def check_decoding(config: ConfigDict) -> None:
     """Refuses options of the search that are impossible, by the name of their field."""
-    with _errors_of("decode"):
+    with _errors_of_decode():
         check_options(**config.decode)
         if config.decode.constrained:
             check_grammar(task_of(config.data))
@@ -217,14 +217,14 @@ def check_search(config: ConfigDict, vocabularies: Vocabularies) -> None:
             f"decode.beam_size must be at most {size}, the size of the target vocabulary; got {config.decode.beam_size}"
         )
     if config.decode.constrained:
-        with _errors_of("decode"):
+        with _errors_of_decode():
             grammar_of(task_of(config.data), vocabularies)
 
 
 @contextlib.contextmanager
-def _errors_of(section: str) -> Iterator[None]:
-    """Puts the section of the config before the field that an error names."""
+def _errors_of_decode() -> Iterator[None]:
+    """Puts "decode." before the option that an error names."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{section}.{error}") from None
+        raise InputError(f"decode.{error}") from None

@@ -28,7 +28,7 @@ TakeStep = Callable[[TrainState, dict[str, np.ndarray]], tuple[TrainState, Metri
 _GIB = 2**30
 # On GPU: the products for q, k and v are not joined, which would cost more bytes for copying the parts than it saves;
 # and all products are cuBLASLt's, whose kernels add the bias and compute ReLU; Triton's would leave both to others.
-_COMPILER_OPTIONS = {"gpu": {"xla_disable_hlo_passes": "dot-merger", "xla_gpu_enable_triton_gemm": False}}
+_GPU_OPTIONS = {"xla_disable_hlo_passes": "dot-merger", "xla_gpu_enable_triton_gemm": False}
 _USABLE = 0.95  # of what a device reports: temporaries lie in one piece between all other arrays
 
 
@@ -101,8 +101,8 @@ class _Program(NamedTuple):
 def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine) -> tuple[int, dict[Shape, _Program]]:
     """The fewest microbatches, of 1, 2, 4, …, with which every batch fits the memory, and the compiled steps.
 
-    The first of `batches` is compiled first, the others only if it fits; it should be the one that needs the most
-    memory, so that for the next number of microbatches they are sorted by what they needed.
+    The first of `batches` should need the most memory: the others are compiled only if it fits. For the next number of
+    microbatches, the batches are sorted by the memory that they needed.
     """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
     fits = lambda programs: all(math.isfinite(x.bytes) and x.bytes <= limit for x in programs.values())
@@ -124,7 +124,7 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
 
 
 def _most_rows(rows: Sequence[int], mesh: Mesh) -> int:
-    """The most rows that a device has of batches with so many rows."""
+    """The most rows that a device has of any of the batches, which have so many rows in all."""
     return -(-max(rows) // mesh.shape[sharding.DATA])
 
 
@@ -147,12 +147,11 @@ def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int, mesh:
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
     """XLA's options for the training step on these devices."""
-    platform = mesh.devices.flat[0].platform
-    options = _COMPILER_OPTIONS.get(platform, {})
-    if platform == "gpu" and mesh.shape[sharding.MODEL] > 1:
-        # Devices that compute the same gradient of a replicated table would add its rows in different orders.
-        options = options | {"xla_gpu_deterministic_ops": True}
-    return options
+    if mesh.devices.flat[0].platform != "gpu":
+        return {}
+    # Without it, devices that compute the same gradient of a replicated table would add its rows in different orders.
+    deterministic = {"xla_gpu_deterministic_ops": True} if mesh.shape[sharding.MODEL] > 1 else {}
+    return _GPU_OPTIONS | deterministic
 
 
 _REMEDIES = (

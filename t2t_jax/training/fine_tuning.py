@@ -48,7 +48,7 @@ def _resolved(path: str) -> str:
 
 
 def starting_point(
-    config: ConfigDict, path: str, run: RunFolder, overrides: Collection[str] = ()
+    config: ConfigDict, path: str, run: RunFolder, overrides: Collection[str]
 ) -> tuple[ConfigDict, Pretrained]:
     """The config of a fine-tuning run, and the weights it starts from.
 

@@ -70,8 +70,8 @@ def train_in(
     run: RunFolder,
     config: ConfigDict,
     mesh: Mesh,
-    profile_steps: tuple[int, int] | None = None,
-    start: Pretrained | None = None,
+    profile_steps: tuple[int, int] | None,
+    start: Pretrained | None,
 ) -> dict[str, Any]:
     """`train` in a locked folder, in which nothing is changed before everything that may be refused has been."""
     check_same_config(config)

@@ -71,24 +71,27 @@ class Progress:
         self._skipped_in_a_row, self._logged_step = 0, saved.get("logged_step", 0)
         self._evaluated_step = saved.get("evaluated_step", step)  # earlier versions did not save it
         self.init_from = saved.get("init_from", "")  # whose weights step 0 had; random ones without it
-        self._seconds_on = [dict(entry) for entry in saved.get("trained_on", [])]  # earlier versions did not save it
-        same = (entry for entry in self._seconds_on if entry == {**entry, **trains_on})
+        # The `seconds` of training on each hardware and software; earlier versions did not save it.
+        self.trained_on: list[dict[str, Any]] = [dict(entry) for entry in saved.get("trained_on", [])]
+        same = (entry for entry in self.trained_on if entry == {**entry, **trains_on})
         self._seconds_here = next(same, {**trains_on, "seconds": 0.0})
         self._clock = time.monotonic()
 
-    @property
-    def trained_on(self) -> list[dict[str, Any]]:
-        """The `seconds` of training on each hardware and software that the run was trained on."""
-        return [dict(entry) for entry in self._seconds_on]
-
     def totals(self) -> dict[str, Any]:
         """What a resumed run needs, to log what an uninterrupted one would have logged."""
-        totals = {"tokens": self.tokens, "seconds": self.seconds, "flops": self.flops}
-        totals |= {"skipped": self.skipped, "logged_step": self._logged_step, "since_log": dict(self._since_log)}
-        totals |= {
-            "init_from": self.init_from, "evaluated_step": self._evaluated_step, "trained_on": self.trained_on
-        }  # fmt: skip
-        return totals | {"batches_checksum": self.batches_checksum(), "pairs_crc32": self._pairs_crc32}
+        return {
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "flops": self.flops,
+            "skipped": self.skipped,
+            "logged_step": self._logged_step,
+            "since_log": dict(self._since_log),
+            "init_from": self.init_from,
+            "evaluated_step": self._evaluated_step,
+            "trained_on": [dict(entry) for entry in self.trained_on],
+            "batches_checksum": self.batches_checksum(),
+            "pairs_crc32": self._pairs_crc32,
+        }
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -130,8 +133,8 @@ class Progress:
         """Adds a step: its metrics, its batch with the rows that this process counts (`sharding.first_copies`), and of
         the whole batch the indices of its pairs, the number of source tokens and the floating-point operations.
         """
-        if self._seconds_here not in self._seconds_on:  # not before a step: a call may only look at a finished run
-            self._seconds_on.append(self._seconds_here)
+        if self._seconds_here not in self.trained_on:  # not before a step: a call may only look at a finished run
+            self.trained_on.append(self._seconds_here)
         positions = batch["inputs"].size + batch["targets"].size
         counts = {"positions": positions, "source_tokens": source_tokens, "flops": flops}
         self._pending.append((step, metrics, counts))

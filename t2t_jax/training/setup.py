@@ -124,7 +124,7 @@ def make_translator(experiment: Experiment, params: Any) -> Translator:
 
 
 def restore_or_init(
-    experiment: Experiment, run: RunFolder, checkpoints: CheckpointWriter, start: Pretrained | None = None
+    experiment: Experiment, run: RunFolder, checkpoints: CheckpointWriter, start: Pretrained | None
 ) -> tuple[TrainState, dict[str, Any]]:
     """The state of the last checkpoint, or a new one, on every device; and the progress saved with it.
 
@@ -162,7 +162,7 @@ def restore_or_init(
 
 
 def _check_lineage(found: Checkpoint, run: RunFolder, experiment: Experiment) -> None:
-    """Refuses to resume with other data; names the fields whose values have changed, as only these may have moved."""
+    """Refuses to resume with other data; names the paths of the config that have changed, as files may be moved."""
     other = next((name for name, value in experiment.lineage.items() if found.metadata.get(name) != value), None)
     if other is None:
         return

@@ -94,7 +94,7 @@ def train_step(
     finite = jnp.isfinite(sums["loss"]) & jnp.isfinite(gradient_norm) & _all_finite(params)
     new_state = TrainState(state.step + 1, params, optimizer_state)
     if skip_nonfinite:
-        kept = _unless_schedule(functools.partial(jnp.where, finite), new_state, state)
+        kept = _where_unless_schedule(finite, new_state, state)
         new_state = kept._replace(step=new_state.step)
     return new_state, metrics | {"gradient_norm": gradient_norm, "finite": finite.astype(jnp.float32)}
 
@@ -115,22 +115,22 @@ def _gradients_and_sums(loss_fn, microbatches, axis, key, params, batch):
     if microbatches == 1:
         total = of(batch)
     else:
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of, batch))
+        zeros = optax.tree.zeros_like(jax.eval_shape(of, batch))
         split = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
         total, _ = jax.lax.scan(add_microbatch, zeros, split)
     return total if axis is None else jax.lax.psum(total, axis)
 
 
-def _unless_schedule(choose: Callable[[Array, Array], Array], new: Any, old: Any) -> Any:
-    """`choose` of each pair of arrays, but always the new counts of schedules, which are those of steps."""
+def _where_unless_schedule(condition: Bool[Array, ""], new: Any, old: Any) -> Any:
+    """`new` where the condition holds, else `old`; but always the new counts of schedules, which are those of steps."""
     is_schedule = lambda x: isinstance(x, (optax.ScaleByScheduleState, *_INJECTED))
 
     def of(new, old):
         if isinstance(new, _INJECTED):  # keeps the values of the last update, which may have been the bad numbers
-            values = jax.tree.map(choose, new.hyperparams, old.hyperparams)
-            inner = _unless_schedule(choose, new.inner_state, old.inner_state)
+            values = optax.tree.where(condition, new.hyperparams, old.hyperparams)
+            inner = _where_unless_schedule(condition, new.inner_state, old.inner_state)
             return new._replace(hyperparams=values, inner_state=inner)
-        return new if is_schedule(new) else choose(new, old)
+        return new if is_schedule(new) else jnp.where(condition, new, old)
 
     return jax.tree.map(of, new, old, is_leaf=is_schedule)
 

@@ -3,7 +3,6 @@
 import contextlib
 import faulthandler
 import threading
-import time
 from collections.abc import Iterator
 
 from t2t_jax.signals import leave
@@ -47,10 +46,9 @@ class Watchdog:
             self._pauses -= 1
 
     def _watch(self) -> None:
-        while not self._is_over.is_set():
-            time.sleep(self._tick)
+        while not self._is_over.wait(self._tick):
             self._seconds = 0.0 if self._pauses else self._seconds + self._tick
-            if self._seconds >= self._limit and not self._is_over.is_set():
+            if self._seconds >= self._limit:
                 faulthandler.dump_traceback(_STANDARD_ERROR)
                 leave(
                     f"error: no training step has ended for {self._limit / 60:g} minutes "

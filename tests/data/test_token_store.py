@@ -365,7 +365,7 @@ def test_a_ready_vocabulary_is_used_and_its_contents_determine_the_name_of_the_s
     unread = iter(lambda: pytest.fail("a SentencePiece model needs no text"), None)
     unread = dataclasses.replace(corpus, splits={"train": lambda: unread})
     drawn = dataclasses.replace(settings, vocab_pairs=9)
-    assert preparation._vocabulary(unread, drawn, TASKS["translation"], preparation.SIDES) == model.read_bytes()
+    assert preparation._vocabulary(unread, drawn, preparation.SIDES) == model.read_bytes()
     model.write_text("#version: 0.2\no n\non e</w>\n")
     merges = prepare(corpus, settings, tmp_path / "ready")
     assert merges.directory != ready.directory

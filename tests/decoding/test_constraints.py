@@ -18,7 +18,7 @@ def allowed(constraint, tokens, lengths):
 
 def test_eos_is_forbidden_before_the_minimum_length():
     tokens = np.zeros((2, 1, 4), int)
-    assert allowed(forbid_early_eos(3, eos=1), tokens, [1, 2]) == [[ALL - {1}], [ALL]]
+    assert allowed(forbid_early_eos(3), tokens, [1, 2]) == [[ALL - {1}], [ALL]]
 
 
 def test_a_prefix_is_forced_token_by_token_and_then_every_token_is_allowed():
