@@ -1,5 +1,6 @@
 """Embedding tables and position encodings in the form that other systems store, and what those systems lack."""
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -16,6 +17,12 @@ from t2t_jax.model.transformer import TransformerConfig
 
 ZERO_PROBABILITY = -1e4  # a logit; its softmax is 0 in float32
 _ACTIVATIONS = ("relu", "swish", "gelu")  # by these names in both systems
+# The fields of a model that an export writes, refuses or, as dropout, needs not.
+_FIELDS = frozenset([
+    "vocab_size", "source_vocab_size", "num_layers", "d_model", "d_ff", "activation", "num_heads", "d_k", "d_v",
+    "dropout", "attention", "attention_dropout", "attention_window", "positions", "max_positions", "norm",
+    "attention_bias", "share_embeddings", "logits_bias", "layer_norm_epsilon",
+])  # fmt: skip
 _LONGEST_INPUT = 1024  # CTranslate2's default max_input_length, in source tokens
 
 
@@ -58,7 +65,14 @@ def position_rows(run_config: dict[str, Any]) -> int:
 
 
 def check_layers(config: TransformerConfig, system: str) -> None:
-    """Refuses what `system` lacks: own activations, attention other than Eq. 1's, d_k or d_v other than d_model / h."""
+    """Refuses what `system` lacks: own activations, attention other than Eq. 1's, d_k or d_v other than d_model / h.
+
+    A field of one's own, such as RoPE's, is refused unless it is at its default.
+    """
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name not in _FIELDS and value != field.default:
+            raise InputError(f"model.{field.name}={value!r}: {system} does not know it; give --format=safetensors")
     if config.activation not in _ACTIVATIONS:
         known = ", ".join(map(repr, _ACTIVATIONS))
         raise InputError(f"model.activation={config.activation!r}: {system} has one of {known} only")

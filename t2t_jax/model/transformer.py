@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from t2t_jax.model import kv_cache
 from t2t_jax.model.attention import ancestor_mask, padding_mask, segment_mask
@@ -219,8 +219,8 @@ def _is_segment_start(segments: Int[Array, "B T"]) -> Bool[Array, "B T"]:
 
 
 def _restart_at_segments(
-    vectors: Float[Array, "T D"], ids: Int[Array, "B T"], segments: Int[Array, "B T"] | None
-) -> Float[Array, "B T D"]:
+    vectors: Num[Array, "T D"], ids: Int[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Num[Array, "B T D"]:
     """The vectors of positions 0, 1, …, counted from the start of each segment, for each row of `ids`."""
     if segments is None:
         return jnp.broadcast_to(vectors, (len(ids), *vectors.shape))

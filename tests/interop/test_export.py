@@ -1,5 +1,6 @@
 """What all export formats share, and the safetensors export of our own parameters."""
 
+import dataclasses
 import json
 import sys
 
@@ -12,6 +13,7 @@ import main
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
 from t2t_jax.files import new_folder
+from t2t_jax.interop.embeddings import check_layers
 from t2t_jax.interop.export import FORMATS, export_run
 from t2t_jax.interop.torch_names import to_torch
 from t2t_jax.model.attention import ATTENTIONS, scaled_dot_product_attention
@@ -143,6 +145,15 @@ def test_a_parameter_that_other_systems_lack_is_refused(path):
     params = flatten_dict(tiny.variables(model)["params"]) | {path: np.ones(4, np.float32)}
     with pytest.raises(InputError, match=f"model: {'/'.join(path)} has no name in the other system; --format=safetens"):
         to_torch(unflatten_dict(params), model.config)
+
+
+@pytest.mark.parametrize("system", ["CTranslate2", "Marian"])
+def test_a_field_of_ones_own_is_refused_unless_it_is_at_its_default(system):
+    """RoPE has no parameters: the folder was another model's."""
+    own = dataclasses.make_dataclass("Own", [("rotary", bool, False)], bases=(TransformerConfig,), frozen=True)
+    check_layers(own(), system)
+    with pytest.raises(InputError, match=f"^model.rotary=True: {system} does not know it; give --format=safetensors$"):
+        check_layers(own(rotary=True), system)
 
 
 def test_evaluating_an_imported_run_without_a_test_set_is_refused(run, capsys):
