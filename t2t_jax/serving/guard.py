@@ -70,7 +70,8 @@ class Guard:
             return None
         origin = headers.get("origin")
         if origin not in (None, f"http://{host}", f"https://{host}"):
-            return 403, f"Origin must be that of this server, http://{host}; got {origin[:100]!r}"
+            reason = f"Origin must be that of this server, http://{host}; got {origin[:100]!r}"
+            return 403, f"{reason}; a reverse proxy must keep Host"
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return 403, "Sec-Fetch-Site must be same-origin or none: other sites may not post here"
         kind = headers.get("content-type", "")

@@ -250,6 +250,12 @@ def test_the_names_of_a_reverse_proxy_are_allowed_with_their_origin(translator):
         assert posted == [200, 403]
 
 
+def test_a_reverse_proxy_that_changes_host_is_told_to_keep_it(client):
+    """nginx, unless told otherwise, sends the address of the server as Host."""
+    status, answer = client.post({"source": ""}, Origin="https://translate.example.com")
+    assert status == 403 and answer["error"].endswith("; a reverse proxy must keep Host")
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

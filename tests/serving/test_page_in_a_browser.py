@@ -1,6 +1,9 @@
 """What a user of the page sees, in a real Chromium."""
 
+import contextlib
+import http.server
 import json
+import threading
 
 import pytest
 
@@ -20,11 +23,12 @@ def visit(chromium):  # noqa: F811
     chromium.get_log("browser"), chromium.get_log("performance")
     hosts = set()
 
-    def open_page(client, width=1280):
-        hosts.add(f"http://{client.host}/")
+    def open_page(client, width=1280, url=None):
+        url = url or f"http://{client.host}/"
+        hosts.add(url)
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         chromium.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-        chromium.get(f"http://{client.host}/")
+        chromium.get(url)
         wait(chromium, "return document.title !== 't2t_jax'")
         return chromium
 
@@ -71,6 +75,44 @@ def test_the_n_best_are_shown_with_their_scores_and_their_attention(visit, clien
     browser.switch_to.frame(browser.find_element("css selector", "iframe"))
     wait(browser, "return document.querySelectorAll('#lines line').length > 0")
     browser.switch_to.default_content()
+
+
+@contextlib.contextmanager
+def below_a_prefix(client):
+    """The URL of the page behind a reverse proxy that gives it a prefix and keeps Host."""
+    passed_on = ("Host", "Origin", "Content-Type", "Sec-Fetch-Site")
+
+    class Proxy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            if not self.path.startswith("/mt/"):
+                return self.send_error(404)
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0))) or None
+            given = {name.replace("-", "_"): self.headers[name] for name in passed_on}
+            status, headers, content = client.request(self.command, self.path.removeprefix("/mt"), body, **given)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET
+        log_message = lambda *arguments: None
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{proxy.server_port}/mt/"
+        proxy.shutdown()
+
+
+def test_a_reverse_proxy_may_give_the_page_a_prefix(visit, client):
+    with below_a_prefix(client) as url:
+        browser = visit(client, url=url)
+        translate(browser, "one two", beam_size=2, n_best=1)
+        browser.find_element("css selector", ".numbers button").click()
+        wait(browser, "return document.querySelector('iframe')")
+        browser.switch_to.frame(browser.find_element("css selector", "iframe"))
+        wait(browser, "return document.querySelectorAll('#lines line').length > 0")
+        browser.switch_to.default_content()
 
 
 def test_the_sentences_of_a_line_are_translated_one_by_one_if_asked_to(visit, client):
