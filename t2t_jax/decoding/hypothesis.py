@@ -1,7 +1,12 @@
 """A translation, as the translator returns it; translations of the parts of a line joined to one of the whole."""
 
 import dataclasses
+import functools
+import re
 from collections.abc import Mapping, Sequence
+
+# Chinese and Japanese, with their punctuation and full-width forms: no space follows, not even after a sentence.
+_NO_SPACE_AFTER = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f\U00020000-\U0003ffff]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +44,7 @@ def join(parts: list[list[Hypothesis]], alpha: float) -> list[Hypothesis]:
 def _concatenate(parts: Sequence[Hypothesis], alpha: float) -> Hypothesis:
     log_prob, num_tokens = sum(part.log_prob for part in parts), sum(part.num_tokens for part in parts)
     return Hypothesis(
-        text=" ".join(part.text for part in parts if part.text),
+        text=functools.reduce(_append, (part.text for part in parts), ""),
         tokens=[token for part in parts for token in part.tokens],
         log_prob=log_prob,
         score=log_prob / ((5 + num_tokens) / 6) ** alpha,
@@ -48,3 +53,9 @@ def _concatenate(parts: Sequence[Hypothesis], alpha: float) -> Hypothesis:
         finished=all(part.finished for part in parts),
         parts=len(parts),
     )
+
+
+def _append(text: str, part: str) -> str:
+    """The text, and that of its next part, with a space between where the language has one."""
+    is_apart = text and part and not _NO_SPACE_AFTER.match(text[-1])
+    return f"{text} {part}" if is_apart else text + part

@@ -16,7 +16,7 @@ from t2t_jax.data.tokenizer import EOS, longest_whole
 from t2t_jax.decoding import batch_shapes
 from t2t_jax.decoding.beam_search import SearchOptions
 from t2t_jax.decoding.ensemble import Ensemble
-from t2t_jax.decoding.hypothesis import join
+from t2t_jax.decoding.hypothesis import Hypothesis, join
 from t2t_jax.decoding.long_sentences import cut, sentences_of
 from t2t_jax.decoding.stream import translate_stream
 from t2t_jax.decoding.translator import Translator
@@ -119,6 +119,22 @@ def test_split_sentences_translates_the_sentences_of_a_line_as_if_each_were_a_li
     assert {hypothesis.parts for hypothesis in found} == {2} and empty[0].text == "" and empty[0].parts == 1
     (whole,) = translator.translate([TWO_SENTENCES], **options)
     assert whole[0].parts == 1 and whole[0].tokens != found[0].tokens
+
+
+@pytest.mark.parametrize(
+    ("texts", "joined"),
+    [
+        (["Eins.", "", "Zwei!"], "Eins. Zwei!"),
+        (["今日は雨。", "「はい」", "ok"], "今日は雨。「はい」ok"),  # no spaces in Japanese and Chinese
+        (["一二", "三。", "", ""], "一二三。"),
+        (["네.", "아니요."], "네. 아니요."),
+        (["สวัสดี", "ครับ"], "สวัสดี ครับ"),  # in Thai, between sentences
+        (["", ""], ""),
+    ],
+)
+def test_texts_are_joined_with_spaces_where_the_language_has_them(texts, joined):
+    found = [[Hypothesis(text, [], 0.0, 0.0, 1, [])] for text in texts]
+    assert join(found, 0.6)[0].text == joined
 
 
 def test_each_sentence_begins_with_the_language_code_of_its_line(translator, monkeypatch):
