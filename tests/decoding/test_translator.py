@@ -1,4 +1,5 @@
 import collections
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
@@ -38,6 +39,16 @@ OPTIONS = {"n_best": 4, "max_extra_length": 6}  # of many tests, for which one s
 def close(a, b):
     assert [h.tokens for h in a] == [h.tokens for h in b]
     np.testing.assert_allclose([h.log_prob for h in a], [h.log_prob for h in b], atol=1e-3, rtol=1e-5)
+
+
+def test_threads_use_a_translator_at_the_same_time(translator):
+    orders = [SENTENCES[n:] + SENTENCES[:n] for n in range(len(SENTENCES))]
+    expected = dict(zip(SENTENCES, translator.translate(SENTENCES, **OPTIONS), strict=True))
+    with concurrent.futures.ThreadPoolExecutor(len(orders)) as pool:
+        found = list(pool.map(functools.partial(translator.translate, **OPTIONS), orders))
+    for sentences, hypotheses in zip(orders, found, strict=True):
+        for sentence, of_sentence in zip(sentences, hypotheses, strict=True):
+            close(of_sentence, expected[sentence])
 
 
 def in_dtype(translator, dtype):
