@@ -1,6 +1,8 @@
 """Figures 3–5: attention weights drawn with Matplotlib, as lines in the paper's style and as heat maps."""
 
 import colorsys
+import contextlib
+import functools
 import itertools
 import textwrap
 import warnings
@@ -225,6 +227,7 @@ def save(figure: Any, path: Path) -> list[Path]:
     """Writes PATH.png and PATH.svg; characters that no installed font has are boxes, which is said in a warning."""
     import matplotlib
 
+    _use_installed_fonts(figure)
     paths = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -244,5 +247,40 @@ def save(figure: Any, path: Path) -> list[Path]:
     messages = [str(warning.message) for warning in caught]
     missing = {message.partition(" missing from")[0] for message in messages if "missing from" in message}
     if missing:
-        logging.warning("%s: %d characters are drawn as boxes: Matplotlib's font lacks them", path.name, len(missing))
+        reason = "no installed font has them; install one that has, such as Noto Sans CJK"
+        logging.warning("%s: %d characters are drawn as boxes: %s", path.name, len(missing), reason)
     return paths
+
+
+def _use_installed_fonts(figure: Any) -> None:
+    """Draws what Matplotlib's own font lacks, such as Chinese and Japanese, in installed fonts that have it."""
+    from matplotlib import font_manager
+    from matplotlib.text import Text
+
+    texts = figure.findobj(Text)
+    characters = {ord(character) for text in texts for character in text.get_text()}
+    lacking = characters - font_manager.get_font(font_manager.findfont(None)).get_charmap().keys()
+    if not lacking:
+        return
+    # Regular fonts first, before the bold and light ones of a family.
+    paths = sorted(font_manager.findSystemFonts(), key=lambda path: ("regular" not in path.lower(), path))
+    font_of = _font_of_each_character(tuple(paths))
+    fonts = sorted({font_of[character] for character in lacking if character in font_of})
+    for path, _ in fonts:
+        font_manager.fontManager.addfont(path)  # which may be newer than Matplotlib's list
+    for text in texts:
+        text.set_fontfamily([*text.get_fontfamily(), *(family for _, family in fonts)])
+
+
+@functools.cache
+def _font_of_each_character(paths: tuple[str, ...]) -> dict[int, tuple[str, str]]:
+    """The path and the family of the first of these fonts that has a character, by its code."""
+    from matplotlib.font_manager import get_font
+
+    font_of = {}
+    for path in paths:
+        with contextlib.suppress(RuntimeError, OSError):  # no font, or one of bitmaps, such as coloured emoji
+            font = get_font(path)
+            if font.scalable:
+                font_of = dict.fromkeys(font.get_charmap(), (path, font.family_name)) | font_of
+    return font_of

@@ -4,6 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
+from matplotlib import font_manager
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
@@ -107,7 +108,8 @@ def test_labels_are_printable_and_bounded():
     ]
 
 
-def test_any_token_is_drawn_in_both_formats(tmp_path, caplog):
+def test_any_token_is_drawn_in_both_formats(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(font_manager, "findSystemFonts", list)
     found = random_maps(HOSTILE, HOSTILE, 1, 2).encoder
     for name, figure in (("lines", draw_lines([Panel(found, 1, [1, 2], "$\\x^{$", query=3)], "$\\x^{$")),
                          ("heat", draw_heat_maps(found, "$\\x^{$"))):  # fmt: skip
@@ -116,6 +118,20 @@ def test_any_token_is_drawn_in_both_formats(tmp_path, caplog):
         assert ElementTree.parse(svg).getroot().tag.endswith("svg")
         assert "<script" not in svg.read_text().lower()
     assert "characters are drawn as boxes" in caplog.text
+
+
+def test_what_the_font_lacks_is_drawn_in_an_installed_font_that_has_it(tmp_path, caplog, monkeypatch):
+    """Another of Matplotlib's fonts stands for an installed one, such as Chinese and Japanese need."""
+    fonts = [font_manager.findfont(family) for family in ("DejaVu Sans", "STIXGeneral")]
+    lacks, has = (font_manager.get_font(path).get_charmap().keys() for path in fonts)
+    token = next(chr(code) for code in sorted(has - lacks) if chr(code).isprintable())
+    (tmp_path / "broken.ttf").write_text("no font")
+    installed = [str(tmp_path / "broken.ttf"), fonts[1]]
+    for found, warnings in (([], 1), (installed, 0)):
+        monkeypatch.setattr(font_manager, "findSystemFonts", lambda found=found: found)
+        caplog.clear()
+        save(draw_lines([Panel(random_maps([token], [token], 1, 2).encoder, 1, [1])]), tmp_path / "figure")
+        assert len(caplog.records) == warnings
 
 
 def test_the_same_figure_has_the_same_bytes(map, tmp_path):
