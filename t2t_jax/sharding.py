@@ -43,10 +43,17 @@ _MODEL_AXES |= dict.fromkeys(("source_embedding", "target_embedding", "softmax")
 
 def make_mesh(devices: Sequence[jax.Device] | None = None, model_parallel: int = 1) -> Mesh:
     """A data × model mesh of all devices of all processes; `model_parallel` devices hold one copy of the model."""
+    check_32_bit()
     devices = np.array(jax.devices() if devices is None else devices)
     if model_parallel < 1 or devices.size % model_parallel:
         raise InputError(f"machine.model_parallel={model_parallel} must divide the number of devices, {devices.size}")
     return Mesh(devices.reshape(-1, model_parallel), (DATA, MODEL))
+
+
+def check_32_bit() -> None:
+    """Refuses JAX's 64-bit mode, in which new parameters would be float64 and a search fails to compile."""
+    if jax.config.jax_enable_x64:
+        raise InputError("jax_enable_x64 must be False, as parameters are float32; got True; unset JAX_ENABLE_X64")
 
 
 def local_mesh(mesh: Mesh) -> Mesh:

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 import pytest
 
+import t2t_jax
 from benchmarks import h100_program
 from t2t_jax import sharding
 from t2t_jax.data.batching import Batches, Bucket, empty_batch
@@ -53,6 +54,14 @@ def train(config, store, devices):
         state, metrics = take_step(state, batches.read(index, own_rows))
         losses.append(float(metrics["loss"]))
     return losses, state
+
+
+def test_64_bit_mode_is_refused_at_once(tmp_path):
+    """A run trained, and failed at its first search; the checkpoint of another "did not fit the config"."""
+    with jax.enable_x64(True):
+        for use in (functools.partial(train_run, tiny_config(tmp_path)), t2t_jax.load, t2t_jax.restore):
+            with pytest.raises(InputError, match="^jax_enable_x64 must be False, .* unset JAX_ENABLE_X64$"):
+                use(str(tmp_path / "run"))
 
 
 def assert_same(found, expected):

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoint, Checkpoints
 from t2t_jax.data.task import Task, Vocabularies, task_of
 from t2t_jax.errors import InputError, choice
@@ -62,6 +63,7 @@ def _check_same_task(first: RunFolder, other: RunFolder) -> None:
 
 def restore(path: str | Path, step: int | str | None = None) -> TrainedModel:
     """The trained model of a run folder, whose run may still be training; `step` as for `load`."""
+    sharding.check_32_bit()
     run = RunFolder.open(path)
     config, vocabularies = run.config, Vocabularies.open(run.path)
     fields = {field.name for field in dataclasses.fields(TransformerConfig)} - vocabularies.sizes.keys()
