@@ -81,7 +81,8 @@ def kills(folder: Path, count: int, seed: int, moment: str) -> Outcome:
         while True:
             process = experiment.start(run.name)
             if outcome.trials < count:
-                wait_for_save(process, run, rng) if moment == "during a save" else time.sleep(rng.uniform(0, duration))
+                during_save = moment == "during a save"
+                wait_for_save(process, run, rng) if during_save else process.run_for(rng.uniform(0, duration))
                 process.signal(signal.SIGKILL)
             code, log = process.wait()
             if code != -signal.SIGKILL:
@@ -123,10 +124,10 @@ def stops(folder: Path, count: int, seed: int, twice: bool) -> Outcome:
         while True:
             process = experiment.start(run.name)
             if outcome.trials < count:
-                time.sleep(rng.uniform(0.2, duration))  # after it has installed its signal handlers
+                process.run_for(rng.uniform(0.2, duration))  # after it has installed its signal handlers
                 process.signal(rng.choice(_STOP_SIGNALS))
                 if twice:  # more than a second later: signals within a second count as one request
-                    time.sleep(rng.uniform(1, 1.5))
+                    process.run_for(rng.uniform(1, 1.5))
                     process.signal(rng.choice(_STOP_SIGNALS))
             code, log = process.wait()
             if code == 0:

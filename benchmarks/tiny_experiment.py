@@ -93,6 +93,10 @@ class Command:
         if self.is_running:
             os.kill(self._process.pid, number)
 
+    def run_for(self, seconds: float) -> None:
+        """Waits until it has run so long, or has ended."""
+        self._process.join(seconds)
+
     def wait(self, seconds: float = 300) -> tuple[int, str]:
         """Exit code and output of the process; kills it after `seconds`."""
         self._process.join(seconds)
