@@ -114,6 +114,7 @@ def one_packed(one):
     return config, store, train(config, store, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "changes"),
     [(8, {}), (1, {"train__accumulate": 4}), (4, {"machine__engine": "pmap", "train__accumulate": 2})],

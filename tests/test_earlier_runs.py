@@ -79,6 +79,7 @@ def test_it_exports_the_same_parameters(run, tmp_path):
     assert sums["vocab.model"] == "84248da67647718b846a4c03dc6ce7e64e2ea4581e19b82fee93044723396f0d"
 
 
+@pytest.mark.slow
 def test_it_resumes_and_ends_where_it_would_have_ended(run, tmp_path):
     config = tiny_config(
         tmp_path, train__train_steps=6, checkpoint__keep=1, checkpoint__average_last=1, model__d_model=8,

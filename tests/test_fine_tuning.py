@@ -37,6 +37,7 @@ def config_of(directory, **changes):
     return config
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_weights_of_the_other_run(pretrained, tmp_path, capsys):
     config = config_of(tmp_path, optimizer__learning_rate_factor=1e-30, model__dropout=0.3)
     train(config, str(tmp_path / "run"), init_from=str(pretrained))
@@ -116,6 +117,7 @@ def test_a_run_resumes_when_the_one_it_started_from_is_gone_however_its_path_is_
         train(config_of(tmp_path), str(tmp_path / "new"), init_from=f"{tmp_path}/source")
 
 
+@pytest.mark.slow
 def test_a_run_of_a_later_version_is_not_resumed(pretrained, tmp_path):
     train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "run"), init_from=str(pretrained))
     config = read_object(tmp_path / "run/config.json")
@@ -124,6 +126,7 @@ def test_a_run_of_a_later_version_is_not_resumed(pretrained, tmp_path):
         train(config_of(tmp_path), str(tmp_path / "run"), init_from=str(pretrained))
 
 
+@pytest.mark.slow
 def test_another_vocabulary_is_refused(pretrained, tmp_path):
     (tmp_path / "other.model").write_bytes(models.vocabulary(330))
     config = config_of(tmp_path, data__vocabulary=str(tmp_path / "other.model"))
@@ -156,6 +159,7 @@ def command(directory, init_from, *flags):
     return ["main.py", *(f"--{name}={path}" for name, path in paths.items()), *flags]
 
 
+@pytest.mark.slow
 def test_a_path_is_a_str_or_a_path_perhaps_of_the_home_folder_and_not_empty(pretrained, tmp_path, monkeypatch):
     """Shells leave a leading ~ in --workdir=~/run."""
     monkeypatch.setenv("HOME", str(pretrained.parent))
@@ -168,6 +172,7 @@ def test_a_path_is_a_str_or_a_path_perhaps_of_the_home_folder_and_not_empty(pret
             use_empty()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "used"), [("model.d_ff=128", 24), ("data.vocab_size=999", 340), ("data.source_vocab_size=99", 0)]
 )

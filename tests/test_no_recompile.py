@@ -1,5 +1,7 @@
 """One trace for each batch shape, all before step 1."""
 
+import pytest
+
 from t2t_jax.training import loop, setup
 from tests.runs import tiny_config
 

@@ -70,6 +70,7 @@ def test_a_loss(tmp_path, monkeypatch):
     assert len(records) == 2 and all(record["z_squared"] > 1 and "nll" not in record for record in records)
 
 
+@pytest.mark.slow
 def test_a_metric(tmp_path, monkeypatch, capsys):
     seen = []
 
@@ -115,6 +116,7 @@ def assert_decodes_as_it_reads(model):
         np.testing.assert_allclose(step_logits[:, 0], logits[:, t], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_positional_encoding(monkeypatch):
     """One without parameters, for any d_model, and one with."""
 

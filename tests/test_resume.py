@@ -331,6 +331,7 @@ def test_a_run_with_some_damaged_checkpoints_still_completes(finished, caplog):
     assert len(sums) == 4 and all(sha256(finished / "run" / name) == expected for name, expected in sums.items())
 
 
+@pytest.mark.slow
 def test_other_batches_for_the_same_seed_are_reported_when_a_run_resumes(finished, caplog, monkeypatch):
     """As another version of NumPy may give."""
     train(tiny_config(finished, train__train_steps=7), str(finished / "run"))
@@ -389,6 +390,7 @@ def test_an_update_that_is_not_finite_halts_before_it_is_saved(tmp_path, rate_of
     assert assert_all_checkpoints_finite(tmp_path / "run") == [2]
 
 
+@pytest.mark.slow
 def test_an_update_that_is_not_finite_can_be_skipped_and_is_counted(tmp_path, rate_of_step_4_is_nan, capsys):
     result = train(tiny_config(tmp_path, train__on_nonfinite="skip"), str(tmp_path / "run"))
     assert result["skipped_steps"] == 1 and result["averaged_steps"] == [4, 6]

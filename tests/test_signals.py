@@ -180,6 +180,7 @@ runpy.run_module("t2t_jax.interop.from_marian", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [EXPORT, IMPORT], ids=["export", "import"])
 def test_a_stopped_export_or_import_leaves_nothing_behind(tmp_path, program):
     models.random_run(tmp_path / "run")

@@ -178,6 +178,7 @@ def test_every_format_of_text_compressed_or_not(tmp_path, kind, suffix):
     assert list(read_files(prefixes, tmp_path).splits["train"]()) == pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "suffix"), [("prefix", ".xz"), ("tsv", ".gz"), ("jsonl", ".zst")])
 def test_text_is_prepared_and_trained_on(tmp_path, command, kind, suffix):
     write_config(tmp_path, "train__train_steps=1")
@@ -419,6 +420,7 @@ def test_multi30k_has_three_test_sets_and_both_directions(captions, tmp_path):
         read_captions(captions, tmp_path, "en", "de")
 
 
+@pytest.mark.slow
 def test_multi30k_is_prepared_and_trained_on(captions, tmp_path, command):
     write_config(tmp_path, "train__train_steps=1")
     fields = {"corpus": "multi30k_ende", "archives": captions.parents[2], "train": "", "dev": "", "test": ""}

@@ -119,6 +119,7 @@ def test_two_preparations_at_once_prepare_a_corpus_once_and_remove_what_a_killed
     assert ToySlow.prepared == 1 and [path.name for path in left.parent.iterdir()] == ["1.0.0"]
 
 
+@pytest.mark.slow
 def test_it_is_prepared_and_trained_on(tmp_path):
     config = tiny_config(tmp_path, data__corpus="tfds:toy_numbers/de-en", data__train="", data__dev="", data__test="",
                          train__train_steps=2, checkpoint__interval_steps=2)  # fmt: skip

@@ -62,6 +62,7 @@ def test_each_line_has_its_translation_and_a_tag(run, text, tmp_path):
     assert not (tmp_path / "new.unfinished").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_one_goes_on_and_gives_the_same_samples(run, text, tmp_path, monkeypatch):
     """Killed in the middle of a line; between the two files; and compressed input gives the same as plain."""
     monkeypatch.setattr(back_translation, "_WINDOW_LINES", 5)

@@ -306,6 +306,7 @@ def test_a_search_can_be_given_up_before_any_sentence_has_finished(translator):
     assert counts == [0, 0, 0]
 
 
+@pytest.mark.slow
 def test_samples_depend_only_on_the_seed_and_the_sentence(translator):
     options = {"sampling": Sampling(temperature=2.0), "n_best": 3, "max_extra_length": 4}
     together = translator.translate(SENTENCES, **options)
@@ -381,6 +382,7 @@ def test_impossible_options_are_refused(translator, options, message):
         translator.translate(["one"], **options)
 
 
+@pytest.mark.slow
 def test_sentences_of_several_windows_are_translated_as_they_are_alone(translator):
     """More than a window holds, of many lengths, so that the cache grows while rows are refilled."""
     words = toy_corpus.pairs(150, 1)
@@ -391,6 +393,7 @@ def test_sentences_of_several_windows_are_translated_as_they_are_alone(translato
     assert max(found[0].num_tokens for found in together) > 32
 
 
+@pytest.mark.slow
 def test_sentences_are_divided_among_as_many_searches_as_there_are_cores(translator, monkeypatch):
     """On one CPU device. A fault in one of them is raised, and translations do not depend on their number."""
     sentences = [source for source, _ in toy_corpus.pairs(30, 2)]

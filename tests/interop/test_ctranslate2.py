@@ -89,6 +89,7 @@ def assert_scores_are_ours(ours, theirs, _):
         np.testing.assert_allclose(score.log_probs, expected.token_log_probs, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_with_separate_vocabularies_translations_are_ours(separate):
     """Greedy search, as far as the length limit allows: a random model rarely ends a sentence."""
     ours, theirs, _ = separate

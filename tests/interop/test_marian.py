@@ -101,6 +101,7 @@ def test_marian_tokenizer_encodes_and_decodes_as_we_do(tmp_path):
     assert tokenizer(text_target=["zwei"])["input_ids"] == [ours.encode("zwei")]
 
 
+@pytest.mark.slow
 def test_generate_finds_our_translations(tmp_path):
     run = models.random_run(tmp_path / "run", seed=3)
     assert_generate_finds_our_translations(run, export(run, tmp_path / "marian"))
@@ -251,6 +252,7 @@ def test_with_separate_vocabularies_marian_tokenizer_tokenises_each_side_as_we_d
     assert ours.source.encode("seven") != ours.target.encode("seven")
 
 
+@pytest.mark.slow
 def test_with_separate_vocabularies_generate_finds_our_translations(separate):
     assert_generate_finds_our_translations(*separate)
 

@@ -58,6 +58,7 @@ def bomb(path, size):
             member.write(bytes(1 << 20))
 
 
+@pytest.mark.slow
 def test_enormous_files_are_refused_with_little_memory_and_time(marian, tmp_path):
     cases = []  # system, arguments, the message
 

@@ -152,6 +152,7 @@ def test_tokens_are_those_of_transformers(published):
         assert ours.target.decode(ids) == tokenizer.decode(of_target[ids], skip_special_tokens=True)
 
 
+@pytest.mark.slow
 def test_greedy_translations_are_those_of_transformers(published):
     """As far as both length limits allow: transformers writes EOS at its limit."""
     folder, run = published
@@ -206,6 +207,7 @@ def test_the_folder_works_like_a_run(published, tmp_path, capsys, monkeypatch):
     assert len(answer.log_probs) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("published", ["opus-mt", "gelu", "separate embeddings"], indirect=True)
 def test_import_of_the_export_computes_the_same(published, tmp_path):
     """With separate vocabularies, as which the two SentencePiece models were imported."""

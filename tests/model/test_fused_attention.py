@@ -185,6 +185,7 @@ def test_what_cudnn_leaves_in_the_gradients_of_padding_is_not_used(monkeypatch, 
         np.testing.assert_allclose(a.astype(jnp.float32), b.astype(jnp.float32), atol=0.05)
 
 
+@pytest.mark.slow
 def test_a_gpu_without_cudnn_is_refused_in_one_line():
     array = jnp.zeros((2, 3, 6, 8), jnp.bfloat16)
     with tracing_for("gpu"), pytest.raises(InputError, match="machine.fused_attention=True: cuDNN is not detected"):

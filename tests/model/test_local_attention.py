@@ -55,6 +55,7 @@ def test_blocks_equal_a_mask_of_nearby_positions(length, left, right):
         assert np.isfinite(found[kind]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_model_has_the_same_loss_and_gradients(monkeypatch, packed, fused):

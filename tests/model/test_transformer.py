@@ -118,6 +118,7 @@ def test_the_dropout_masks_of_a_row_depend_on_its_index_in_the_global_batch_only
     assert not np.allclose(logits(inputs[some], targets[some]), expected, atol=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", [False, True])
 def test_the_layers_of_a_stack_share_one_trace_and_have_dropout_masks_of_their_own(remat, monkeypatch):
     traced = []

@@ -100,6 +100,7 @@ def test_it_answers_as_the_command_line_and_ends_with_code_0_after_the_requests_
     assert (server.returncode, output, errors) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it_with_code_0(run):
     with process(run) as (server, _):
         server.send_signal(signal.SIGINT)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import pytest
 
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoints

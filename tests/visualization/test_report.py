@@ -23,6 +23,8 @@ from tests.visualization.test_page import data_of, weights_of
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -47,7 +49,6 @@ def attention(run, tmp_path, capsys, monkeypatch):
     return command
 
 
-@pytest.mark.slow
 def test_the_page_and_the_figures_are_written_for_given_targets(attention, run):
     code, out, _, folder = attention("one two\nthree\n", "zwei eins\ndrei\n", "--step=last")
     assert code == 0
@@ -141,7 +142,6 @@ def test_all_figures_are_drawn_for_both_readings_of_layer_5(run, tmp_path, capsy
     assert figures3_to_5.main([f"--workdir={tmp_path}/none"]) == 2
 
 
-@pytest.mark.slow
 def test_figures_are_of_the_checkpoint_that_is_named(run, tmp_path, capsys):
     for step, name in (("last", "checkpoint 2"), ("averaged", "averaged checkpoint 2"), ("2", "checkpoint 2")):
         assert figures3_to_5.main([f"--workdir={run}", f"--output={tmp_path}/{step}", f"--step={step}"]) == 0
@@ -150,7 +150,6 @@ def test_figures_are_of_the_checkpoint_that_is_named(run, tmp_path, capsys):
     assert "--step=best: must be the step of a checkpoint, last or averaged" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_figures_of_a_parser_are_drawn(tmp_path, capsys):
     run = RunFolder(models.random_run_with_separate_vocabularies(tmp_path / "run"))
     data = run.config["data"] | {"task": "parsing_with_numbers"}
