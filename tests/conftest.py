@@ -58,10 +58,10 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="module")
 def few_compiled_programs():
-    """Each takes some of the 65,530 memory maps that Linux lets a process have; without any left, XLA crashes."""
+    """Each takes memory, and some of the 65,530 memory maps that Linux lets a process have."""
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 5_000:
         jax.clear_caches()
         gc.collect()
 
