@@ -81,8 +81,10 @@ def kills(folder: Path, count: int, seed: int, moment: str) -> Outcome:
         while True:
             process = experiment.start(run.name)
             if outcome.trials < count:
-                during_save = moment == "during a save"
-                wait_for_save(process, run, rng) if during_save else process.run_for(rng.uniform(0, duration))
+                if moment == "during a save":
+                    wait_for_save(process, run, rng)
+                else:
+                    process.run_for(rng.uniform(0, duration))
                 process.signal(signal.SIGKILL)
             code, log = process.wait()
             if code != -signal.SIGKILL:

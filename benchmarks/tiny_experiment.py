@@ -99,7 +99,7 @@ class Command:
 
     def wait(self, seconds: float = 300) -> tuple[int, str]:
         """Exit code and output of the process; kills it after `seconds`."""
-        self._process.join(seconds)
+        self.run_for(seconds)
         if self.is_running:
             self._process.kill()
             self._process.join()

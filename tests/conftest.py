@@ -58,7 +58,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="module")
 def few_compiled_programs():
-    """Each takes memory, and some of the 65,530 memory maps that Linux lets a process have."""
+    """Each takes memory, and some of the 65,530 maps that Linux lets a process have; without any left, XLA crashes."""
     yield
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 5_000:

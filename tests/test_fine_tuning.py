@@ -22,6 +22,8 @@ from tests.interop import models
 from tests.runs import tiny_config
 from tests.test_resume import assert_same_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory):
@@ -37,7 +39,6 @@ def config_of(directory, **changes):
     return config
 
 
-@pytest.mark.slow
 def test_training_starts_from_the_weights_of_the_other_run(pretrained, tmp_path, capsys):
     config = config_of(tmp_path, optimizer__learning_rate_factor=1e-30, model__dropout=0.3)
     train(config, str(tmp_path / "run"), init_from=str(pretrained))
@@ -49,7 +50,6 @@ def test_training_starts_from_the_weights_of_the_other_run(pretrained, tmp_path,
     assert config.model.norm == "post" and not config.data.vocabulary, "the caller's config has changed"
 
 
-@pytest.mark.slow
 def test_an_optimiser_that_holds_parameters_holds_those_of_the_other_run(pretrained, tmp_path, monkeypatch):
     """Pulled to where they started (L2-SP) and by nothing else, they stay; divided over two devices."""
     pull = lambda gradients, start, params: (jax.tree.map(lambda p, s: p - s, params, start), start)
@@ -65,7 +65,6 @@ def test_an_optimiser_that_holds_parameters_holds_those_of_the_other_run(pretrai
     jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
 
 
-@pytest.mark.slow
 def test_it_learns_and_an_interrupted_run_resumes_exactly(pretrained, tmp_path):
     train(config_of(tmp_path), str(tmp_path / "whole"), init_from=str(pretrained))
     first, after = restore(pretrained).params, restore(tmp_path / "whole", "last").params
@@ -79,7 +78,6 @@ def test_it_learns_and_an_interrupted_run_resumes_exactly(pretrained, tmp_path):
     assert read_object(pretrained / "result.json")["init_from"] == ""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_named", [False, True])
 def test_a_resumed_run_whose_text_is_normalised_does_not_prepare_its_data_again(pretrained, tmp_path, is_named):
     """Nor is it refused where the config names the vocabulary, which lacks the rules of the run's own."""
@@ -92,7 +90,6 @@ def test_a_resumed_run_whose_text_is_normalised_does_not_prepare_its_data_again(
     assert restore(tmp_path / "run").vocabularies.target.lowercases
 
 
-@pytest.mark.slow
 def test_a_run_that_has_started_from_other_weights_is_not_resumed(pretrained, tmp_path):
     config = tiny_config(tmp_path, model__norm="pre", train__train_steps=2)
     train(config, str(tmp_path / "run"))
@@ -103,7 +100,6 @@ def test_a_run_that_has_started_from_other_weights_is_not_resumed(pretrained, tm
         train(config_of(tmp_path, train__train_steps=4), str(tmp_path / "tuned"), init_from=str(tmp_path / "run"))
 
 
-@pytest.mark.slow
 def test_a_run_resumes_when_the_one_it_started_from_is_gone_however_its_path_is_written(pretrained, tmp_path):
     """And from a moved data directory."""
     shutil.copytree(pretrained, tmp_path / "source")
@@ -117,7 +113,6 @@ def test_a_run_resumes_when_the_one_it_started_from_is_gone_however_its_path_is_
         train(config_of(tmp_path), str(tmp_path / "new"), init_from=f"{tmp_path}/source")
 
 
-@pytest.mark.slow
 def test_a_run_of_a_later_version_is_not_resumed(pretrained, tmp_path):
     train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "run"), init_from=str(pretrained))
     config = read_object(tmp_path / "run/config.json")
@@ -126,7 +121,6 @@ def test_a_run_of_a_later_version_is_not_resumed(pretrained, tmp_path):
         train(config_of(tmp_path), str(tmp_path / "run"), init_from=str(pretrained))
 
 
-@pytest.mark.slow
 def test_another_vocabulary_is_refused(pretrained, tmp_path):
     (tmp_path / "other.model").write_bytes(models.vocabulary(330))
     config = config_of(tmp_path, data__vocabulary=str(tmp_path / "other.model"))
@@ -137,7 +131,6 @@ def test_another_vocabulary_is_refused(pretrained, tmp_path):
     assert train(same, str(tmp_path / "run"), init_from=str(pretrained))["steps"] == 2
 
 
-@pytest.mark.slow
 def test_bpe_codes_are_the_vocabulary_of_the_run_that_was_trained_with_them(tmp_path):
     """Which also has the characters of its corpus that are in no merge."""
     for name, merges in (("codes", "o n\no n</w>\n"), ("others", "e i\nn s</w>\n")):
@@ -159,7 +152,6 @@ def command(directory, init_from, *flags):
     return ["main.py", *(f"--{name}={path}" for name, path in paths.items()), *flags]
 
 
-@pytest.mark.slow
 def test_a_path_is_a_str_or_a_path_perhaps_of_the_home_folder_and_not_empty(pretrained, tmp_path, monkeypatch):
     """Shells leave a leading ~ in --workdir=~/run."""
     monkeypatch.setenv("HOME", str(pretrained.parent))
@@ -172,7 +164,6 @@ def test_a_path_is_a_str_or_a_path_perhaps_of_the_home_folder_and_not_empty(pret
             use_empty()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "used"), [("model.d_ff=128", 24), ("data.vocab_size=999", 340), ("data.source_vocab_size=99", 0)]
 )
@@ -193,7 +184,6 @@ def test_a_folder_without_a_model_is_refused_by_the_flag(tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_a_published_marian_model_is_fine_tuned_by_one_process(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     from tests.interop.test_opus_mt import publish

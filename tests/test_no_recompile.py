@@ -5,8 +5,9 @@ import pytest
 from t2t_jax.training import loop, setup
 from tests.runs import tiny_config
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_train_step_is_traced_once_for_each_bucket(tmp_path, monkeypatch):
     traced = []
     original = setup.train_step

@@ -23,6 +23,8 @@ INVISIBLE = "".join(chr(code) for first, last in _INVISIBLE_RANGES for code in r
 
 # Scripts without spaces between words: Thai and Lao, Tibetan, Burmese, Khmer, kana, Chinese characters.
 WITHOUT_SPACES = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
+# Chinese and Japanese, with their punctuation and full-width forms: no space follows, not even after a sentence.
+NO_SPACE_AFTER = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f\U00020000-\U0003ffff]")
 
 
 def is_blank(text: str) -> bool:

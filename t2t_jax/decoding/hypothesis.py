@@ -2,11 +2,9 @@
 
 import dataclasses
 import functools
-import re
 from collections.abc import Mapping, Sequence
 
-# Chinese and Japanese, with their punctuation and full-width forms: no space follows, not even after a sentence.
-_NO_SPACE_AFTER = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f\U00020000-\U0003ffff]")
+from t2t_jax.data.plain_text import NO_SPACE_AFTER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,5 +55,5 @@ def _concatenate(parts: Sequence[Hypothesis], alpha: float) -> Hypothesis:
 
 def _append(text: str, part: str) -> str:
     """The text, and that of its next part, with a space between where the language has one."""
-    is_apart = text and part and not _NO_SPACE_AFTER.match(text[-1])
+    is_apart = text and part and not NO_SPACE_AFTER.match(text[-1])
     return f"{text} {part}" if is_apart else text + part

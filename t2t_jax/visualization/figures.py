@@ -278,9 +278,9 @@ def _font_of_each_character(paths: tuple[str, ...]) -> dict[int, tuple[str, str]
     from matplotlib.font_manager import get_font
 
     font_of = {}
-    for path in paths:
+    for path in reversed(paths):  # so that the first one stays
         with contextlib.suppress(RuntimeError, OSError):  # no font, or one of bitmaps, such as coloured emoji
             font = get_font(path)
             if font.scalable:
-                font_of = dict.fromkeys(font.get_charmap(), (path, font.family_name)) | font_of
+                font_of |= dict.fromkeys(font.get_charmap(), (path, font.family_name))
     return font_of

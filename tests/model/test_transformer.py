@@ -63,7 +63,7 @@ def test_a_sentence_alone_equals_the_same_sentence_padded_in_a_batch():
 
 
 def test_jit_equals_no_jit():
-    model = tiny.model(num_layers=1)
+    model = tiny.model()
     variables = tiny.variables(model)
     arguments = (variables, tiny.sentences([S, 3], S), tiny.sentences([T, 2], T))
     with jax.disable_jit():

@@ -12,8 +12,9 @@ from t2t_jax.training.setup import make_batches
 from tests.data import toy_corpus
 from tests.runs import tiny_config
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_dev_evaluations_decode_as_many_sentences_as_asked_for_which_a_resumed_run_may_change(tmp_path, capsys):
     perplexity_alone = tiny_config(tmp_path, evaluate__interval_steps=3, evaluate__decode_sentences=0)
     result = train(perplexity_alone, str(tmp_path / "run"))
@@ -27,7 +28,6 @@ def test_dev_evaluations_decode_as_many_sentences_as_asked_for_which_a_resumed_r
     assert "sacrebleu" in result["dev"], "at the end all is decoded"
 
 
-@pytest.mark.slow
 def test_a_run_counts_the_padding_of_both_sides_and_the_operations_of_both_passes(tmp_path):
     config = tiny_config(tmp_path, train__train_steps=5, train__r_drop=5.0)
     uneven = [(f"{source} {source}", target) for source, target in toy_corpus.pairs(300, 0)]

@@ -16,6 +16,8 @@ from tests.model.test_packing import ROWS, apart, together
 from tests.runs import tiny_config
 from tests.training.test_train_step import SGD, start, step_of
 
+pytestmark = pytest.mark.slow
+
 
 def updated(batch, accumulate=1):
     """Parameters after one step of SGD, and its metrics."""
@@ -24,7 +26,6 @@ def updated(batch, accumulate=1):
     return state.params, metrics
 
 
-@pytest.mark.slow
 def test_an_update_from_packed_rows_is_that_of_their_pairs_with_microbatches_and_on_two_devices_too():
     expected, expected_metrics = updated(apart())
     packed = together(apart(), ROWS)
@@ -51,7 +52,6 @@ def weights(run, step):
     return checkpoints.restore(step, checkpoints.param_shapes(step)).params
 
 
-@pytest.mark.slow
 def test_a_packed_run_has_one_shape_and_resumes_to_the_last_bit(tmp_path, monkeypatch):
     traced = []
 
