@@ -65,6 +65,10 @@ def dense_int8(x: Float[Array, "B T M"], matrix: QuantizedMatrix, *, transposed:
     count = len(rows)
     if count == 1:  # for which XLA on CPU has no fast kernel
         rows = jnp.concatenate([rows, rows])
-    equation = "rm,nm->rn" if transposed else "rm,mn->rn"
-    sums = jnp.einsum(equation, rows, matrix.values, preferred_element_type=jnp.int32)[:count]
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.int32)
+    if transposed:  # computed as (matrix · xᵀ)ᵀ: a search needs the outputs first, and for few rows it is faster
+        sums = product("nm,rm->nr", matrix.values, rows)[:, :count]
+        y = sums.astype(x.dtype) * scale.T * matrix.scale[:, None]
+        return jnp.moveaxis(y.reshape(-1, *x.shape[:2]), 0, -1)
+    sums = product("rm,mn->rn", rows, matrix.values)[:count]
     return (sums.astype(x.dtype) * scale * matrix.scale[None]).reshape(*x.shape[:2], -1)
