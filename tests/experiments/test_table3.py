@@ -412,9 +412,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "7a33c316d1a4b90af39cdc6867d393b7dbe078b7a796c9a259b93a5423f9a9f5",
-    (True, "latex"): "61080ff6e1b406386e3adbf93c52781a66d06478d53d166ae5a83b552b7f9f1a",
-    (True, "csv"): "224213b1e0bd0b809b0fab3681c0cec69aca2a349815ef03d551c6f022f94238",
+    (True, "markdown"): "a967cd348112cd36ecab0979747d8697ec08e608adf53582dbf6eeeb5d86c24a",
+    (True, "latex"): "27ca96626cbbf16daaf3b002c53f8d25f099a7ca7592a5b70425a879e0c9d82c",
+    (True, "csv"): "07f635cf5aa47f8bcf2c0fcf224625e00cb58d30d1bb8af45a54f2acc5b9ca3a",
 }
 
 
