@@ -66,7 +66,9 @@ def dense_int8(x: Float[Array, "B T M"], matrix: QuantizedMatrix, *, transposed:
     if count == 1:  # for which XLA on CPU has no fast kernel
         rows = jnp.concatenate([rows, rows])
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.int32)
-    if transposed:  # computed as (matrix · xᵀ)ᵀ: a search needs the outputs first, and for few rows it is faster
+    if transposed:
+        # As (matrix · xᵀ)ᵀ: a search needs the outputs first, and for few rows the product is faster. It is scaled
+        # before it is transposed, as XLA would turn a product that is transposed at once back into x · matrixᵀ.
         sums = product("nm,rm->nr", matrix.values, rows)[:, :count]
         y = sums.astype(x.dtype) * scale.T * matrix.scale[:, None]
         return jnp.moveaxis(y.reshape(-1, *x.shape[:2]), 0, -1)
