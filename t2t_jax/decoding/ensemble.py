@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from t2t_jax import sharding
-from t2t_jax.model.quantization import quantize
+from t2t_jax.model.decoding_matrix import DecodingMatrix, for_decoding
+from t2t_jax.model.platform import platform
 from t2t_jax.model.transformer import Transformer, param_shapes
 
 
@@ -32,9 +33,14 @@ def computing_in(dtype: str, model: Transformer) -> Transformer:
 
 
 def as_computed(module: Transformer, params: Any) -> Any:
-    """The parameters in the dtype of the computation, so that no step converts them."""
-    params = jax.tree.map(lambda x: jnp.asarray(x, module.dtype), params)
-    return quantize(params) if module.int8 else params
+    """The parameters in the dtype of the computation and, on CPU, in the layout that is fastest to decode with.
+
+    The parameters of another translator's ensemble may be so already.
+    """
+    quantized = lambda x: isinstance(x, DecodingMatrix) and x.scale is not None
+    in_dtype = lambda x: x if quantized(x) else jnp.asarray(x, module.dtype)
+    params = jax.tree.map(in_dtype, params, is_leaf=quantized)
+    return for_decoding(params, int8=module.int8) if module.int8 or platform() == "cpu" else params
 
 
 def computed_shapes(modules: Sequence[Transformer], mesh: Mesh) -> tuple[Any, ...]:

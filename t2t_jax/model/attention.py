@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.errors import InputError
+from t2t_jax.model.decoding_matrix import matrix_param
 from t2t_jax.model.einsum import dense, einsum
 from t2t_jax.model.kv_cache import LayerCache, write_slot
 from t2t_jax.model.local_attention import block_length, local_attention
@@ -233,9 +234,9 @@ class MultiHeadAttention(nn.Module):
     fused: bool = False
 
     def setup(self):
-        def affine(name, kernel_shape, init, bias_shape):
-            """The parameters of one projection: (kernel, bias or None)."""
-            kernel = self.param(f"{name}_kernel", init, kernel_shape)
+        def affine(name, kernel_shape, init, bias_shape, input_axes=1):
+            """The parameters of one projection: (kernel as a matrix, bias or None)."""
+            kernel = matrix_param(self, f"{name}_kernel", init, kernel_shape, input_axes)
             bias = self.param(f"{name}_bias", nn.initializers.zeros_init(), bias_shape) if self.bias else None
             return kernel, bias
 
@@ -247,13 +248,13 @@ class MultiHeadAttention(nn.Module):
         self.key = projection("key", self.d_k, self.key_value_gain)
         self.value = projection("value", self.d_v, self.key_value_gain)
         shape = (self.num_heads, self.d_v, self.d_model)
-        self.output = affine("output", shape, glorot_uniform(1.0, (0, 1), 2), shape[2:])
+        self.output = affine("output", shape, glorot_uniform(1.0, (0, 1), 2), shape[2:], 2)
 
     def _project(self, affine, x):
         """[B, T, D] → [B, T, H, head_dim]."""
         kernel, bias = affine
-        y = dense(x, kernel.reshape(self.d_model, -1), None if bias is None else bias.ravel())
-        return y.reshape(*x.shape[:2], *kernel.shape[1:])
+        y = dense(x, kernel, None if bias is None else bias.ravel())
+        return y.reshape(*x.shape[:2], self.num_heads, -1)
 
     def keys_values(self, memory: Float[Array, "B S D"]) -> tuple[Float[Array, "B H K S"], Float[Array, "B H S V"]]:
         """K W^K and V W^V: the key and the value of every attended position in every head."""
@@ -273,7 +274,7 @@ class MultiHeadAttention(nn.Module):
         """Concat(head_1, …, head_h) W^O."""
         kernel, bias = self.output
         concatenated = jnp.einsum("bhtv->bthv", heads).reshape(heads.shape[0], heads.shape[2], -1)
-        return dense(concatenated, kernel.reshape(-1, self.d_model), bias)
+        return dense(concatenated, kernel, bias)
 
     def __call__(
         self,

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from t2t_jax.model.decoding_matrix import DecodingMatrix, product
 from t2t_jax.model.platform import platform
-from t2t_jax.model.quantization import QuantizedMatrix, dense_int8
 
 
 def matmul_output_dtype(dtype: DTypeLike) -> DTypeLike:
@@ -55,11 +55,11 @@ _einsum.defvjp(_forward, _backward)
 
 
 def dense(
-    x: Float[Array, "B T M"], kernel: Float[Array, "M N"] | QuantizedMatrix, bias: Float[Array, " N"] | None = None
+    x: Float[Array, "B T M"], kernel: Float[Array, "M N"] | DecodingMatrix, bias: Float[Array, " N"] | None = None
 ) -> Float[Array, "B T N"]:
     """x · kernel + bias in x's dtype."""
-    if isinstance(kernel, QuantizedMatrix):
-        y = dense_int8(x, kernel)
+    if isinstance(kernel, DecodingMatrix):
+        y = product(x, kernel).astype(x.dtype)
     # Backward in float32, XLA on CPU computes the kernel's gradient without copying x only if both are matrices.
     # In bfloat16 its only fast kernel is the one that copies.
     elif x.dtype == jnp.float32:

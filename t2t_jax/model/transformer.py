@@ -23,7 +23,7 @@ class Transformer(nn.Module):
     """The Transformer (§3). Id 0 is padding and the start symbol; id 1 is EOS, which ends source and target.
 
     Parameters are float32; `dtype` is that of the computation. With `int8`, for decoding, the matrices among them are
-    quantized (`quantization.quantize`), and `dtype` is that of everything but the products. `fused_attention` uses
+    quantized (`decoding_matrix.py`), and `dtype` is that of everything but the products. `fused_attention` uses
     `attention.fused_attention` for whole sentences; cached decoding never does. `remat` is rematerialisation: the
     backward pass keeps only the output of each layer and recomputes the rest.
 

@@ -76,7 +76,7 @@ def einsum_path(translator, source, target):
         exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True)) * allowed
         weights = exponentials / exponentials.sum(axis=-1, keepdims=True)
         heads = np.einsum("hts,hsv->thv", weights, value[0])
-        output = params[name[0]][name[1]]["output_kernel"]
+        output = params[name[0]][name[1]]["output_kernel"].values.T.reshape(*heads.shape[1:], -1)
         expected = np.einsum("thv,hvd->td", heads, output) + np.asarray(
             params[name[0]][name[1]].get("output_bias", 0.0)
         )
