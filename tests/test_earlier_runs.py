@@ -19,6 +19,7 @@ import t2t_jax
 from configs import base_ende
 from t2t_jax import run_folder
 from t2t_jax.data.task import TASKS
+from t2t_jax.decoding.ensemble import as_computed
 from t2t_jax.errors import InputError
 from t2t_jax.files import read_object, write_object
 from t2t_jax.interop.export import export_run
@@ -65,7 +66,7 @@ def test_it_translates_as_it_did(run):
 def test_its_model_is_restored_as_a_function_and_its_parameters(run):
     trained, translator = t2t_jax.restore(str(run)), t2t_jax.load(str(run))
     (expected,) = translator.ensemble.params
-    jax.tree.map(np.testing.assert_array_equal, trained.params, expected)
+    jax.tree.map(np.testing.assert_array_equal, as_computed(trained.model, trained.params), expected)
     ids = jnp.array([trained.vocabularies.source.encode("one two three")])
     assert jax.jit(trained.model.apply)({"params": trained.params}, ids, ids).shape == (*ids.shape, 340)
     assert trained.task == TASKS["translation"] and t2t_jax.restore(str(run), "last").averaged_steps == [4]
