@@ -232,9 +232,13 @@ def _restart_at_segments(
 
 @functools.lru_cache(maxsize=32)  # each run of an ensemble asks for them
 def param_shapes(model: Transformer) -> Any:
-    """Shapes and dtypes of the model's parameters, without allocating them."""
-    ids = jnp.ones((1, 2), jnp.int32)
-    return jax.eval_shape(model.init, jax.random.key(0), ids, ids)["params"]
+    """Shapes and dtypes of the model's parameters, without allocating or compiling anything."""
+
+    def params():
+        ids = jnp.ones((1, 2), jnp.int32)
+        return model.init(jax.random.key(0), ids, ids)["params"]
+
+    return jax.eval_shape(params)
 
 
 def num_parameters(config: TransformerConfig) -> int:
