@@ -79,7 +79,7 @@ def _rounded(x):
 
 
 def product(x: Float[Array, "B T M"], matrix: DecodingMatrix, *, outputs_first: bool = False) -> Float[Array, "B T N"]:
-    """x · matrix, in float32. With `outputs_first`, its last axis is the first in memory; if x has few rows, always."""
+    """x · matrix, in float32; in memory the N outputs come first if `outputs_first`, or if there are few rows."""
     rows = x.reshape(-1, x.shape[-1])
     outputs_first |= len(rows) <= _MOST_ROWS
     if matrix.scale is None:
