@@ -412,9 +412,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "a967cd348112cd36ecab0979747d8697ec08e608adf53582dbf6eeeb5d86c24a",
-    (True, "latex"): "27ca96626cbbf16daaf3b002c53f8d25f099a7ca7592a5b70425a879e0c9d82c",
-    (True, "csv"): "07f635cf5aa47f8bcf2c0fcf224625e00cb58d30d1bb8af45a54f2acc5b9ca3a",
+    (True, "markdown"): "c900edee442666a5cefe734a99c4cbae2abee75f2aee82f508e236489405b972",
+    (True, "latex"): "a3a78e144307a3525f9ecd3aefb2a43af6cf09af364e3c1e936e244add4ce5e7",
+    (True, "csv"): "2f36e5c50f6a57ff77e950f5417e227d2951c7b27f149d264a0a6e351b759445",
 }
 
 
