@@ -412,9 +412,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "c900edee442666a5cefe734a99c4cbae2abee75f2aee82f508e236489405b972",
-    (True, "latex"): "a3a78e144307a3525f9ecd3aefb2a43af6cf09af364e3c1e936e244add4ce5e7",
-    (True, "csv"): "2f36e5c50f6a57ff77e950f5417e227d2951c7b27f149d264a0a6e351b759445",
+    (True, "markdown"): "8dc70f354113836b25d1c28bfebfb062193181e21f8f72c5e8d6c4d6f83e6e3e",
+    (True, "latex"): "476cca5e3989991d67701a6788e3818a71068fd787267a84ee301051d053c355",
+    (True, "csv"): "1e03cacfeaa3dd16b174efb45b804a31f8b4c14dd6e2c0f5c319b16dfd237154",
 }
 
 
