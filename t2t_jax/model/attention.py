@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.errors import InputError
-from t2t_jax.model.decoding_matrix import matrix_param
+from t2t_jax.model.decoding_matrix import kernel_param
 from t2t_jax.model.einsum import dense, einsum
 from t2t_jax.model.kv_cache import LayerCache, write_slot
 from t2t_jax.model.local_attention import block_length, local_attention
@@ -234,9 +234,9 @@ class MultiHeadAttention(nn.Module):
     fused: bool = False
 
     def setup(self):
-        def affine(name, kernel_shape, init, bias_shape, input_axes=1):
+        def affine(name, kernel_shape, init, bias_shape):
             """The parameters of one projection: (kernel as a matrix, bias or None)."""
-            kernel = matrix_param(self, f"{name}_kernel", init, kernel_shape, input_axes)
+            kernel = kernel_param(self, f"{name}_kernel", init, kernel_shape)
             bias = self.param(f"{name}_bias", nn.initializers.zeros_init(), bias_shape) if self.bias else None
             return kernel, bias
 
@@ -248,7 +248,7 @@ class MultiHeadAttention(nn.Module):
         self.key = projection("key", self.d_k, self.key_value_gain)
         self.value = projection("value", self.d_v, self.key_value_gain)
         shape = (self.num_heads, self.d_v, self.d_model)
-        self.output = affine("output", shape, glorot_uniform(1.0, (0, 1), 2), shape[2:], 2)
+        self.output = affine("output", shape, glorot_uniform(1.0, (0, 1), 2), shape[2:])
 
     def _project(self, affine, x):
         """[B, T, D] → [B, T, H, head_dim]."""

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
-# The parameters that are matrices, by name, with the number of axes of their inputs, which come first.
+# The kernels by name, with the number of axes of their inputs, which come first.
 _INPUT_AXES = {"kernel": 1, "query_kernel": 1, "key_kernel": 1, "value_kernel": 1, "output_kernel": 2}
 _MOST_ROWS = 128  # more are faster as x W
 
@@ -34,14 +34,16 @@ class DecodingMatrix(NamedTuple):
         return self.values[ids].astype(self.scale.dtype) * self.scale[ids][..., None]
 
 
-def matrix_param(
-    module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...], input_axes: int = 1
+def kernel_param(
+    module: nn.Module, name: str, init: Callable[..., Array], shape: tuple[int, ...]
 ) -> Float[Array, "M N"] | DecodingMatrix:
-    """A parameter of a module as a matrix, or the DecodingMatrix in its place."""
+    """A kernel of a module as a matrix, or the DecodingMatrix in its place."""
     stored = module.get_variable("params", name)
-    if isinstance(stored, DecodingMatrix):
-        return stored
-    return module.param(name, init, shape).reshape(math.prod(shape[:input_axes]), -1)
+    return stored if isinstance(stored, DecodingMatrix) else _matrix(module.param(name, init, shape), _INPUT_AXES[name])
+
+
+def _matrix(kernel, input_axes):
+    return kernel.reshape(math.prod(kernel.shape[:input_axes]), -1)
 
 
 def for_decoding(params: Any, *, int8: bool) -> Any:
@@ -62,7 +64,7 @@ def for_decoding(params: Any, *, int8: bool) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _transposed(kernel, input_axes, int8):
-    matrix = kernel.reshape(math.prod(kernel.shape[:input_axes]), -1).T
+    matrix = _matrix(kernel, input_axes).T
     return _quantized(matrix) if int8 else DecodingMatrix(matrix)
 
 

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax.model.attention import glorot_uniform
-from t2t_jax.model.decoding_matrix import DecodingMatrix, matrix_param, product
+from t2t_jax.model.decoding_matrix import DecodingMatrix, kernel_param, product
 from t2t_jax.model.einsum import dense, einsum
 from t2t_jax.model.platform import platform
 
@@ -119,7 +119,7 @@ class Dense(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "B T M"]) -> Float[Array, "B T N"]:
-        kernel = matrix_param(self, "kernel", glorot_uniform(1.0, 0, 1), (x.shape[-1], self.features))
+        kernel = kernel_param(self, "kernel", glorot_uniform(1.0, 0, 1), (x.shape[-1], self.features))
         return dense(x, kernel, self.param("bias", nn.initializers.zeros_init(), (self.features,)))
 
 
@@ -132,7 +132,7 @@ class Embedding(nn.Module):
 
     def setup(self):
         init = nn.initializers.normal(self.d_model**-0.5)
-        self.table = matrix_param(self, "table", init, (self.vocab_size, self.d_model))
+        self.table = self.param("table", init, (self.vocab_size, self.d_model))
 
     def __call__(self, ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Rows of E times √d_model; id 0, padding and start symbol, gets the zero vector."""

@@ -83,6 +83,16 @@ def test_a_number_that_is_not_one_is_not_hidden():
     assert nan[0, 1].all() and not nan[0, [0, 2]].any()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_parameters_that_are_stored_for_decoding_stay_as_they_are(dtype):
+    """A translator may be made of the ensemble of another one."""
+    model = computing_in(dtype, tiny.model())
+    once = as_computed(model, tiny.variables(tiny.model())["params"])
+    twice = as_computed(model, once)
+    jax.tree.map(np.testing.assert_array_equal, once, twice)
+    assert [x.dtype for x in jax.tree.leaves(once)] == [x.dtype for x in jax.tree.leaves(twice)]
+
+
 @pytest.mark.parametrize("changes", tiny.VARIANTS)
 def test_every_matrix_of_a_model_is_quantized_and_its_logits_are_nearly_the_same(changes):
     model = tiny.model(**changes)
