@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
@@ -33,6 +34,7 @@ from t2t_jax.progress_bar import progress_bar
 from t2t_jax.threads import available_cores
 
 SHARD_SIZE = 20_000  # pairs
+_SIGNAL_SECONDS = 1.0  # schedulers and init systems send a SIGTERM to one process after the other
 
 
 class Encoding(NamedTuple):
@@ -78,6 +80,7 @@ def write_shards(
             for count in _on_all_cores(functools.partial(_write_shard, encoding), missing()):
                 bar.update(count)
     except BrokenProcessPool:
+        time.sleep(_SIGNAL_SECONDS)  # if a signal ended the worker process, ours ends this one with its own line
         raise InterruptedProcess(
             "data: a worker process was killed, as the kernel does where memory runs out, or ended by the error above; "
             "the same command does what is missing, with less memory on fewer cores"

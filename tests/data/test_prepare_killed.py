@@ -68,6 +68,10 @@ def wait_for_a_shard(process, directory):
         time.sleep(0.001)
 
 
+def workers(process):
+    return [int(pid) for pid in subprocess.check_output(["pgrep", "-f", "spawn_main", "-P", str(process.pid)]).split()]
+
+
 def interrupted(process):
     """What an interrupted preparation says before it ends, with all its processes."""
     _, errors = process.communicate(timeout=10)
@@ -121,13 +125,25 @@ def test_a_signal_to_the_process_group_ends_the_preparation_with_one_line(tmp_pa
 
 
 @pytest.mark.slow
+def test_a_sigterm_that_reaches_the_workers_first_ends_the_preparation_with_its_line(tmp_path, script):
+    """As where a scheduler signals one process after the other, or a busy machine runs a worker first."""
+    prefixes = toy_corpus.write_splits(tmp_path, train=6000)
+    process = start(prefixes, tmp_path / "stores", script)
+    wait_for_a_shard(process, tmp_path / "stores")
+    for pid in workers(process):
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(0.3)
+    process.terminate()
+    assert interrupted(process) == ["stopped by SIGTERM; run the same command again"]
+
+
+@pytest.mark.slow
 def test_a_worker_that_is_killed_ends_the_preparation_with_one_line_and_the_same_command_goes_on(tmp_path, script):
     """As the kernel kills it where memory runs out."""
     prefixes = toy_corpus.write_splits(tmp_path, train=6000)
     process = start(prefixes, tmp_path / "killed", script)
     wait_for_a_shard(process, tmp_path / "killed")
-    workers = subprocess.check_output(["pgrep", "-f", "spawn_main", "-P", str(process.pid)], text=True).split()
-    os.kill(int(workers[0]), signal.SIGKILL)
+    os.kill(workers(process)[0], signal.SIGKILL)
     [line] = interrupted(process)
     assert line.startswith("error: data: a worker process was killed")
     for directory in (tmp_path / "killed", tmp_path / "whole"):
