@@ -196,8 +196,9 @@ def test_eight_devices_translate_as_one_does(translator):
 
 
 @pytest.mark.slow
-def test_each_shape_bucket_is_compiled_once(translator):
+def test_each_shape_bucket_is_compiled_once(translator, monkeypatch):
     """Other sentences, other numbers of them and translations of other lengths do not compile anything again."""
+    monkeypatch.setattr(batch_shapes, "available_cores", lambda: 2)  # among which the sentences are divided
     # Which capacities occur depends on the lengths of the translations: with this model, the first calls need them all.
     words = toy_corpus.pairs(100, 1)
     sentences = lambda seed, count: [" ".join(words[(seed + i) % 100][0].split()[: 1 + i % 9]) for i in range(count)]
