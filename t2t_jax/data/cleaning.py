@@ -78,7 +78,7 @@ def lowercase(text: str) -> str:
 
 
 def normalize_punctuation(text: str) -> str:
-    """`text` with one ASCII form for each kind of quotation mark, dash, ellipsis and space."""
+    """`text` with the ASCII form of the common quotation marks, dashes, ellipsis and spaces (`_PUNCTUATION`)."""
     return _ANY_PUNCTUATION.sub(lambda found: _PUNCTUATION[found[0]], text)
 
 

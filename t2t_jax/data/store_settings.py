@@ -21,6 +21,8 @@ _RANGES = {
     "segmentations": Range(1, 1000),
     "bpe_dropout": Range(0, 1, open_below=True),
 }
+# Rules of `config.data.cleaning` that change words, count them or look at their letters.
+_FOR_WORDS = ("lowercase", "normalize_punctuation", "max_words", "max_ratio", "drop_wrong_script")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +63,8 @@ class StoreSettings:
             raise InputError(
                 f"data.character_coverage must be 1 without data.byte_fallback; got {self.character_coverage}"
             )
-        if self.segmentations > 1 and TASKS[self.task].target_symbols:
-            raise InputError(
-                f"data.segmentations={self.segmentations}: the targets of data.task={self.task} are whole symbols, "
-                "which are segmented in one way; give 1"
-            )
+        if TASKS[self.task].target_symbols:
+            self._check_for_symbols()
         if self.segmentations > 1 and self.vocab_kind != "bpe" and self._trains_subwords:
             raise InputError(
                 f"data.segmentations={self.segmentations}: several need data.vocab_kind=bpe; got {self.vocab_kind}"
@@ -74,6 +73,20 @@ class StoreSettings:
             path = getattr(self, field)
             if path and not Path(path).is_file():
                 raise InputError(f"data.{field}: no file {path}; give a SentencePiece model or subword-nmt's codes")
+
+    def _check_for_symbols(self) -> None:
+        """Refuses what is made for text where the targets are symbols, such as the brackets and labels of a tree."""
+        if self.segmentations > 1:
+            raise InputError(
+                f"data.segmentations={self.segmentations}: the targets of data.task={self.task} are whole symbols, "
+                "which are segmented in one way; give 1"
+            )
+        for name in _FOR_WORDS:
+            if value := getattr(self.cleaning, name):
+                raise InputError(
+                    f"data.cleaning.{name}={value} is for words on both sides, but the targets of "
+                    f"data.task={self.task} are symbols; set it to {getattr(cleaning.Rules(), name)}"
+                )
 
     @property
     def is_joint(self) -> bool:

@@ -153,6 +153,26 @@ def test_reports_add_up_in_order():
     assert first.examples == {"empty": [["", "a"], ["b", ""], ["c", ""]], "identical": [["e", "e"]]}
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "off"),
+    [
+        ("lowercase", True, "False"),
+        ("normalize_punctuation", True, "False"),
+        ("max_words", 250, "0"),
+        ("max_ratio", 1.5, "0.0"),
+        ("drop_wrong_script", True, "False"),
+    ],
+)
+def test_rules_for_words_are_refused_where_the_targets_are_symbols(field, value, off):
+    """A lower-cased tree has other labels: the model learned them, and every bracket was wrong."""
+    data = base_ende.get_config().data
+    data.cleaning[field] = value
+    StoreSettings.of(data)
+    data.task = "parsing_with_tags"
+    with pytest.raises(InputError, match=rf"data.cleaning.{field}={value} is for words .*symbols; set it to {off}$"):
+        StoreSettings.of(data)
+
+
 @pytest.mark.parametrize(("field", "value"), [("max_words", -1), ("max_ratio", 0.5)])
 def test_impossible_limits_are_refused(field, value):
     with pytest.raises(InputError, match=f"data.cleaning.{field} must be"):
