@@ -184,7 +184,6 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
                 None,
                 "Run folder, its URL or, to read, a Marian folder; an ensemble to translate or score with: RUN1,RUN2.",
             ),
-            "preset": (None, "Changes fields of --config, but none that a flag gives: gpu or miniature."),
             "init_from": (None, "Run or Marian folder whose weights training starts from, with a fresh optimiser."),
             "source": (None, "Source text file, one sentence a line."),
             "target": (None, "Target text file of score and attention, line by line the translation of --source."),
@@ -210,6 +209,9 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
                 "NAME,NAME: other names that requests to --mode=serve may have as Host, as behind a reverse proxy.",
             ),
             "target_prefix": (None, "Text file whose lines are forced as the beginnings of the translations."),
+        },
+        flags.DEFINE_multi_string: {
+            "preset": (None, "Changes fields of --config, but none that a flag gives: gpu or miniature."),
         },
         flags.DEFINE_integer: {
             "num_processes": (None, "Number of processes that train the run."),

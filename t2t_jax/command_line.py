@@ -57,14 +57,24 @@ def parse(argv: list[str], define: Callable[[list[str]], flags.FlagValues], base
 
 
 def config_of(args: flags.FlagValues) -> ConfigDict:
-    """--config as changed by the flags --config.SECTION.FIELD and, in other fields, by --preset."""
+    """--config as changed by each --preset, then by the flags --config.SECTION.FIELD."""
     config = required(args, "config")
-    if args.preset is None:
+    if not args.preset:
         return config
-    before = flat(config.to_dict())
-    load_preset("--preset", args.preset)(config)
-    config.update_from_flattened_dict({field: before[field] for field in overrides_of(args)})
+    given = flat(config.to_dict())
+    config = _config_of_file(args)  # a preset scales fields: those of the file, not what the flags give
+    for name in args.preset:
+        load_preset("--preset", name)(config)
+    config.update_from_flattened_dict({field: given[field] for field in overrides_of(args)})
     return config
+
+
+def _config_of_file(args: flags.FlagValues) -> ConfigDict:
+    """--config without the flags --config.SECTION.FIELD."""
+    argv = ["main.py", f"--config={config_flags.get_config_filename(args['config'])}"]
+    alone = define_config(argv)
+    alone(argv)
+    return alone.config
 
 
 def overrides_of(args: flags.FlagValues) -> list[str]:

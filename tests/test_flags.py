@@ -75,7 +75,12 @@ def test_a_preset_changes_all_fields_but_those_of_flags():
     assert config.train.dtype == "float32" and config.is_locked
     fused = config_of(parse(QUICKSTART, "--config.machine.fused_attention=False"))
     assert config.machine.fused_attention is None and fused.machine.fused_attention is False
-    assert config_of(parse("--config=configs/base_ende.py", "--preset=miniature")).model.d_model == 64
+    flags = ("--config=configs/base_ende.py", "--preset=miniature", "--config.train.train_steps=1000")
+    config = config_of(parse(*flags))
+    assert config.model.d_model == 64 and config.train.train_steps == 1000
+    assert config.evaluate.interval_steps == 4000  # of the file's steps, as in a sweep, not a part of the flag's
+    both = config_of(parse(*flags, "--preset=gpu"))
+    assert both.model.d_model == 64 and both.evaluate.dtype == "bfloat16"
     for flags, message in {
         ("--preset=gpu",): "--mode=train needs --config",
         (QUICKSTART, "--preset=gup"): "--preset: unknown value 'gup'",
