@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from t2t_jax.errors import InterruptedRun
+from t2t_jax.errors import InterruptedProcess
 
 _STANDARD_ERROR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
@@ -28,6 +28,7 @@ class Requests:
 
     def __init__(self):
         self.count = 0
+        self.number = None  # of the first signal
         self._since = None  # time of the first SIGTERM or SIGINT
 
     def add(self, number: int) -> int:
@@ -36,6 +37,7 @@ class Requests:
         Signals within one second count once, and a SIGUSR2 counts together with the SIGTERM that it announces.
         """
         self.count = max(self.count, 1)
+        self.number = self.number or number
         if number != signal.SIGUSR2:
             now = time.monotonic()
             if self._since is None:
@@ -99,7 +101,11 @@ def end_at_once(number: int) -> None:
     Only the clean-ups of `cleanup` run. Nothing is damaged, as with `kill -9`: every file is written whole or not at
     all.
     """
-    leave(f"stopped by {signal.Signals(number).name}; run the same command again")
+    leave(_stopped_by(number))
+
+
+def _stopped_by(number: int) -> str:
+    return f"stopped by {signal.Signals(number).name}; run the same command again"
 
 
 def leave(line: str) -> None:
@@ -110,7 +116,7 @@ def leave(line: str) -> None:
             action()
     clear_line = "\r\x1b[K" if os.isatty(_STANDARD_ERROR) else "\r"  # of a progress bar
     os.write(_STANDARD_ERROR, f"{clear_line}{line}\n".encode())  # sys.stderr may be locked by the main thread
-    os._exit(InterruptedRun.exit_code)
+    os._exit(InterruptedProcess.exit_code)
 
 
 @contextlib.contextmanager
@@ -152,8 +158,12 @@ def watch() -> None:
 def deferred(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
     """Yields a function that tells whether a signal has come, so that the block can save and stop.
 
-    `say` is given the line to print. A second request ends the process at once.
+    `say` is given the line to print. A second request ends the process at once. A signal that comes too late for the
+    block's last look is an InterruptedProcess at its end. Outside the main thread, which alone gets signals, none does.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
     requests = Requests()
 
     def note(number: int) -> None:
@@ -165,8 +175,8 @@ def deferred(say: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
 
     with handled_by(note):
         yield lambda: requests.count > 0
-    if requests.count:  # after the block's last look
-        end_at_once(signal.SIGTERM)
+    if requests.count:
+        raise InterruptedProcess(_stopped_by(requests.number))
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from t2t_jax.data.batching import Batches
 from t2t_jax.errors import DamagedError, InputError, InterruptedRun
 from t2t_jax.evaluation.evaluate import evaluate_run
 from t2t_jax.files import read_object, sha256, write_object
+from t2t_jax.training import progress
 from t2t_jax.training.loop import every, train
 from t2t_jax.training.optimizer import SCHEDULES
 from tests.data import toy_corpus
@@ -396,6 +397,16 @@ def test_an_update_that_is_not_finite_can_be_skipped_and_is_counted(tmp_path, ra
     assert result["skipped_steps"] == 1 and result["averaged_steps"] == [4, 6]
     assert_all_checkpoints_finite(tmp_path / "run")
     assert "its update is skipped (1 so far)" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_updates_skipped_in_a_row_are_counted_across_restarts(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_MOST_SKIPPED", 3)
+    monkeypatch.setitem(SCHEDULES, "inverse_sqrt", lambda *_: lambda count: jnp.full_like(count, jnp.nan, float))
+    config = lambda steps: tiny_config(tmp_path, train__on_nonfinite="skip", train__train_steps=steps)
+    assert train(config(2), str(tmp_path / "run"))["skipped_steps"] == 2
+    with pytest.raises(DamagedError, match="^step 4: .* is not finite, as those of the 3 steps before it"):
+        train(config(6), str(tmp_path / "run"))
 
 
 @pytest.mark.slow

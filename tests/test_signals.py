@@ -73,10 +73,27 @@ def test_a_signal_is_handled_at_once_while_the_main_thread_is_in_c(number):
 
 
 def test_a_signal_after_the_last_check_of_the_block_ends_the_program_after_it():
-    block = "with signals.deferred(print) as stopped: print('ready', flush=True); time.sleep(1)"
-    process = run(f"import time; from t2t_jax import signals\n{block}\nprint('went on')")
-    process.send_signal(TERM)
+    program = """
+import sys, time
+from t2t_jax import errors, signals
+def block():
+    with signals.deferred(print):
+        print('ready', flush=True)
+        time.sleep(1)
+    print('went on')
+sys.exit(errors.exit_code_of(block))
+"""
+    process = run(program)
+    process.send_signal(INT)
     assert process.wait(5) == 3 and "went on" not in process.stdout.read()
+    assert "stopped by SIGINT; run the same command again" in process.stderr.read()
+
+
+def test_outside_the_main_thread_no_signal_comes():
+    block = "with signals.deferred(print) as stopped: print('ready', stopped(), flush=True)"
+    program = f"import threading; from t2t_jax import signals\ndef train():\n    {block}\n"
+    process = run(program + "thread = threading.Thread(target=train); thread.start(); thread.join()", "ready False")
+    assert process.wait(5) == 0, process.stderr.read()
 
 
 def test_an_ignored_warning_stays_ignored():

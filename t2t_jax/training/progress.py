@@ -68,7 +68,7 @@ class Progress:
         self.tokens, self.seconds, self.flops = (saved.get(name, 0.0) for name in ("tokens", "seconds", "flops"))
         self.skipped, self._pairs_crc32 = (saved.get(name, 0) for name in ("skipped", "pairs_crc32"))
         self._checksum, self._checksum_of_own_rows = saved.get("batches_checksum", 0), 0
-        self._skipped_in_a_row, self._logged_step = 0, saved.get("logged_step", 0)
+        self._skipped_in_a_row, self._logged_step = (saved.get(name, 0) for name in ("skipped_in_a_row", "logged_step"))
         self._evaluated_step = saved.get("evaluated_step", step)  # earlier versions did not save it
         self.init_from = saved.get("init_from", "")  # whose weights step 0 had; random ones without it
         # The `seconds` of training on each hardware and software; earlier versions did not save it.
@@ -84,6 +84,7 @@ class Progress:
             "seconds": self.seconds,
             "flops": self.flops,
             "skipped": self.skipped,
+            "skipped_in_a_row": self._skipped_in_a_row,
             "logged_step": self._logged_step,
             "since_log": dict(self._since_log),
             "init_from": self.init_from,
@@ -180,10 +181,15 @@ class Progress:
         what = f"step {step}: loss {loss}, gradient norm {norm}, or a parameter behind it, is not finite"
         self.skipped += 1
         self._skipped_in_a_row += 1
-        if not self._skip_nonfinite or self._skipped_in_a_row > _MOST_SKIPPED:
+        if not self._skip_nonfinite:
             raise DamagedError(
                 f"{what}; no checkpoint holds such a number. Lower optimizer.learning_rate_factor, raise "
                 f"optimizer.warmup_steps, or set train.on_nonfinite='skip', which skips up to {_MOST_SKIPPED} in a row"
+            )
+        if self._skipped_in_a_row > _MOST_SKIPPED:
+            raise DamagedError(
+                f"{what}, as those of the {_MOST_SKIPPED} steps before it, whose updates were skipped; lower "
+                "optimizer.learning_rate_factor or raise optimizer.warmup_steps"
             )
         self.say(f"{what}: its update is skipped ({self.skipped} so far)")
 
