@@ -112,7 +112,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.checkpoint = checkpoint = ml_collections.ConfigDict()
     checkpoint.interval_steps = 1500  # the 10 minutes of §6.1 at 0.4 s a step; the same average on any machine; 0: none
     checkpoint.interval_minutes = 10.0  # to resume from after a crash; averaged only if none is saved by steps; 0: none
-    checkpoint.keep = 20  # number of the newest checkpoints that are kept
+    checkpoint.keep = 20  # number of the newest checkpoints that are kept, besides one off the schedule at the end
     checkpoint.average_last = 5  # number of checkpoints averaged at the end (§6.1)
 
     config.decode = decode = ml_collections.ConfigDict()

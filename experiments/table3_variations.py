@@ -152,7 +152,7 @@ def notes(table: Table) -> list[str]:
         return [f"No records: {numbers} alone.", *_of_all_rows(table)]
     return [
         *_comparison(table), *_kinds_of_bleu(table), *_missing_base(table), *_without_p(table), *_statistics(table),
-        *_correlations(table), *_of_all_rows(table), *_first_weights(table), *conditions,
+        *_correlations(table), *_of_all_rows(table), *_first_weights(table), *conditions, *_trained_on(table),
     ]  # fmt: skip
 
 
@@ -243,7 +243,17 @@ def _conditions(record: Record) -> str:
     pieces = record.get("vocab_size", config["data.vocab_size"])
     data = ", ".join([f"{pieces:,} pieces", *averages, *sentences, *signature])
     languages = f"{config['data.source_language']}-{config['data.target_language']}"
-    return f"Ours: {config['data.corpus']} {languages}, {data}; {record['hardware']}, jax {record['jax']}."
+    return f"Ours: {config['data.corpus']} {languages}, {data}."
+
+
+def _trained_on(table: Table) -> list[str]:
+    """The rows of which some seed was trained on each hardware and version of JAX."""
+    rows: dict[str, dict[str, None]] = {}
+    for row in table.trained:
+        for record in row.records:
+            for place in record.get("trained_on") or [record]:  # earlier versions noted that of the evaluation alone
+                rows.setdefault(f"{place['hardware']}, jax {place['jax']}", {})[row.name] = None
+    return [f"Trained on {place}: {', '.join(names)}." for place, names in sorted(rows.items())]
 
 
 # --- The command -------------------------------------------------------------------------------------------

@@ -11,5 +11,5 @@ from configs import base_ende
 def get_config():
     config = base_ende.get_config()
     config.checkpoint.average_last = 1  # no averaging (§6.2)
-    config.checkpoint.keep = 2  # the last, and the one before it in case the last is damaged
+    config.checkpoint.keep = 2  # in case one is damaged
     return config
