@@ -5,7 +5,7 @@ before it multiplies; as (Wᵀ xᵀ)ᵀ, that is x.
 
 int8 is dynamic quantization, symmetric, of the whole numbers −127 to 127: x W ≈ s_x s_W · (q_x q_W). The matrix is
 quantized once, with a scale s_W for each column; x at each product, with a scale s_x for each row, so that no row
-depends on another. The sums of whole numbers are exact.
+depends on another.
 """
 
 import functools
