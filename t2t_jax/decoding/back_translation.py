@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
+from t2t_jax.data.task import task_of
 from t2t_jax.decoding.hypothesis import Hypothesis
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.trained_model import TrainedModel, decode_options, restore_all
@@ -68,6 +69,11 @@ def back_translate_run(
     path = existing_text("source", source)
     members = restore_all(workdir, step)
     data = members[0].run.config["data"]
+    if task_of(data).grammar:
+        raise InputError(
+            f"workdir: {workdir} is a run of data.task={data['task']}, whose outputs are no text; "
+            "--mode=translate writes them"
+        )
     work = Path(f"{output}.unfinished").expanduser()
     # Renamed in this order: where the translations are, all is done.
     files = [check_output("output", f"{output}.{data[side]}") for side in ("source_language", "target_language")]
@@ -82,10 +88,10 @@ def back_translate_run(
         if texts.exists() and (work / translations.name).exists() and not (work / texts.name).exists():
             files.remove(texts)
         _check_new(output, files, work)
-        _check_conditions(work, conditions)
         if texts in files:
             with (work / texts.name).open("wb") as file:
                 file.writelines(line.encode() + b"\n" for line in unpacked_lines(path))
+        _check_conditions(work, conditions)  # after the text has been read: none are noted of a bad one
         translator = translator_of(members, dtype)
         counts = _translate(translator, path, work / translations.name, tag, options | {"seed": seed})
         for file in files:

@@ -121,6 +121,16 @@ def test_nothing_is_overwritten_and_another_run_does_not_go_on(run, text, tmp_pa
         back_translate(run, text, tmp_path / "nowhere" / "other")
 
 
+def test_a_text_that_was_refused_can_be_corrected(run, tmp_path):
+    text = tmp_path / "mono"
+    text.write_bytes(b"one\n\xff\n")
+    with pytest.raises(InputError, match="line 2: not valid UTF-8"):
+        back_translate(run, text, tmp_path / "new")
+    text.write_bytes(b"one\n\n")
+    back_translate(run, text, tmp_path / "new")
+    assert lines_of(tmp_path / "new", "en") == ["one", ""]
+
+
 @pytest.mark.parametrize("tag", ["<BT>\n", "a\u2028b"])
 def test_a_tag_of_several_lines_is_refused_before_anything_else(tmp_path, tag):
     with pytest.raises(InputError, match="^tag: .* holds the end of a line"):
