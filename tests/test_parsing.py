@@ -11,9 +11,11 @@ from configs import base_ende
 from experiments import parsing_records, table4_parsing
 from t2t_jax.data.task import TASKS
 from t2t_jax.data.trees import parse, words
+from t2t_jax.decoding.back_translation import back_translate_run
 from t2t_jax.decoding.stream import translate_stream
+from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import InputError
-from t2t_jax.evaluation.evaluate import evaluate_run
+from t2t_jax.evaluation.evaluate import evaluate, evaluate_run
 from t2t_jax.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -78,6 +80,29 @@ def test_parsing_prints_one_tree_a_line_over_exactly_the_words_of_the_input(run,
     untagged = "(TOP (S (NP (XX big) (XX -LRB-) (XX dogs)) (VP (XX see) (NP (XX cats))) (XX .)))"
     assert trees[0] == (untagged if task == "parsing" else tagged)
     assert trees[1] == "" and words(parse(trees[2])) == lines[2].split()
+
+
+def test_a_tree_is_one_line_whatever_the_sentence_holds(run):
+    [[found]] = t2t_jax.load(run).translate(["big\u2028dogs see\x85cats ."])
+    assert found.text.splitlines() == [found.text] and words(parse(found.text)) == ["big", "dogs", "see", "cats", "."]
+
+
+def test_references_over_other_words_are_refused_before_anything_is_decoded(run, monkeypatch):
+    translator = t2t_jax.load(run)
+    monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("sentences were decoded"))
+    tree = "(TOP (NP (NN cats) (. .)))"
+    with pytest.raises(
+        InputError, match=r"^source \(test\) and reference \(gold\): sentence 2: 2 words in gold but 3 "
+    ):
+        evaluate(translator, ["cats .", "old cats ."], [tree, tree])
+
+
+def test_a_parser_is_refused_for_back_translation(run, tmp_path):
+    (tmp_path / "text").write_text("cats .\n")
+    with pytest.raises(
+        InputError, match="workdir: .* is a run of data.task=parsing.*, whose outputs are no text; --mode"
+    ):
+        back_translate_run(str(run), source=f"{tmp_path}/text", output=f"{tmp_path}/new", tag="", step=None, dtype=None)
 
 
 def test_scoring_takes_bracketed_trees(run, task):

@@ -62,6 +62,15 @@ def perplexities(
     }
 
 
+def _check_words(translator: Translator, sources: Sequence[str], references: Sequence[str], metric: Metric) -> None:
+    """Refuses references over other words than those of the sources, over which all outputs are, before any is made."""
+    least = [translator.task.postprocess_output(source, "")[0] for source in translator.preprocessor.plain(sources)]
+    try:
+        metric.score(sources, least, references, None, False)
+    except InputError as error:
+        raise InputError(f"source (test) and reference (gold): {error}") from None
+
+
 def _bar(what: str, items: Sequence[Any]) -> tqdm:
     """A progress bar over the sentences of this process, shown by the main one alone.
 
@@ -100,6 +109,8 @@ def evaluate(
     if not sources:
         raise InputError("there is no sentence; give at least one source and its reference")
     translator.preprocessor.check_lengths(sources, references)
+    if translator.task.grammar:
+        _check_words(translator, sources, references, metric)
 
     def decode(sources):
         with _bar(f"decoding {name}", sources) as bar:
