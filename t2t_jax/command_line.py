@@ -182,14 +182,16 @@ def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
     """The message about a --config.SECTION.FIELD that `base` does not have, or a --SECTION.FIELD; None without one."""
     known = [f"--config.{field}" for field in flat(base.to_dict())]
     named = [arg.partition("=")[0] for arg in argv if arg.startswith("--")]
-    if short := [flag for flag in named if f"--config.{flag[2:]}" in known]:
-        return f"{short[0]}: no such flag; did you mean --config.{short[0][2:]}?"
+    short = [flag for flag in named if f"--config.{flag[2:]}" in known]
     given = [flag for flag in named if flag.startswith("--config.")]
-    if given and not any(arg.startswith("--config=") for arg in argv):
+    if (short or given) and not any(arg.startswith("--config=") for arg in argv):
+        what = "overrides" if given else "is no flag but"
         return (
-            f"{given[0]} overrides a field of a config; give --config too, for example --config=configs/quickstart.py; "
-            "a mode that reads a run has flags instead, such as --beam_size"
+            f"{(given or short)[0]} {what} a field of a config; give --config too, for example "
+            "--config=configs/quickstart.py; a mode that reads a run has flags instead, such as --beam_size"
         )
+    if short:
+        return f"{short[0]}: no such flag; did you mean --config.{short[0][2:]}?"
     unknown = [flag for flag in given if flag not in known and not _is_own(flag.removeprefix("--config."), base)]
     if not unknown:
         return None

@@ -87,6 +87,7 @@ def run(tmp_path_factory):
         ([QUICKSTART, "--config.data.packing=yes"], "--config.data.packing=yes: must be True or False"),
         ([QUICKSTART, "--config.model=big"], "--config.model: is a section of the config; give a field of it"),
         ([QUICKSTART, "--train.train_steps=5"], "no such flag; did you mean --config.train.train_steps?"),
+        (["--mode=translate", "--decode.beam_size=3"], "is no flag but a field of a config; give"),
         (["--config=README.md"], "--config=README.md: must be a Python file"),
         (["--mode=translate", "--workdir=WORK", "--source=FILE"], "; give the text on standard input: < FILE"),
         (["--mode=translate", "--workdir=WORK", "--output=FILE"], "; the translations go to standard output: > FILE"),
