@@ -154,7 +154,7 @@ def _without_function_tags(label: str) -> str:
 
 
 def words(tree: Tree) -> list[str]:
-    """The words of a tree, in order, as a person types them: ( for -LRB-."""
+    """The words of a tree, in order, with brackets for -LRB- and -RRB-; other escapes of a treebank, as 3\\/4, stay."""
     return [_typed(leaf.word) for leaf in _leaves(tree)]
 
 
@@ -268,7 +268,7 @@ def numbered_text(tree: str, *, in_order: bool = False) -> str:
 
 
 def source_text(sentence: str) -> str:
-    """The words of a sentence as a person types them, also where it has -LRB- for ( (`Task.preprocess_source`)."""
+    """The words of a sentence, with brackets for -LRB- and -RRB- (`Task.preprocess_source`)."""
     return " ".join(map(_typed, words_of(sentence)))
 
 
