@@ -186,7 +186,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flattens nested dicts: {"section.field": leaf}."""
     leaves = {}
     for key, value in tree.items():
-        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return leaves
 
 

@@ -134,18 +134,28 @@ class RunFolder:
     def begin(self, config: dict[str, Any], vocabularies: Mapping[str, bytes], step: int, logged_step: int = 0) -> None:
         """Writes what reading the run needs, and opens the logs, once nothing prevents training from `step` on.
 
-        What an interrupted run logged after that step is dropped. `logged_step` is the last step that the checkpoint
-        knows to be logged: a log that ends earlier has lost lines, which is reported.
+        What an interrupted run logged after that step is dropped; so are scores that were made with other settings.
+        `logged_step` is the last step that the checkpoint knows to be logged: a log that ends earlier has lost lines,
+        which is reported.
         """
         if not self.writes:
             return
         kept = {line: record["step"] for line, record in self._read_metrics() if record["step"] <= step}
         if (last := max(kept.values(), default=0)) < logged_step:
             logging.error("%s has lost what was logged after step %d, up to step %d", self._metrics, last, logged_step)
+        if self._scores_differently(config):
+            self.result.unlink(missing_ok=True)  # first: a kill must not leave it beside the new config
         self.describe(config, vocabularies)
         write_lines(self._metrics, kept)
         self._events = EventFile(self.path / "tensorboard", step + 1)
         self._publish()
+
+    def _scores_differently(self, config: dict[str, Any]) -> bool:
+        """Whether the same weights may get other scores, or others be averaged, than with the run's config so far."""
+        if not self._config.is_file():
+            return False
+        differ = changes(flat(config), flat(self.config))
+        return any(has_effect(field) and field.split(".")[0] in _FREE_SECTIONS for field in differ)
 
     def describe(self, config: dict[str, Any], vocabularies: Mapping[str, bytes]) -> None:
         """Writes the configuration and the vocabularies, by file name: with a checkpoint, all that reading it needs."""
@@ -191,7 +201,7 @@ class RunFolder:
             free = not has_effect(field) or field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
             if field in _ONLY_WITH_PACKING:
                 free = {old.get("data.packing"), new.get("data.packing")} != {_ONLY_WITH_PACKING[field]}
-            if not free and old.get(field) != new.get(field):
+            if not free and old.get(field) != _as_json(new.get(field)):
                 raise InputError(
                     f"{field} is {new.get(field)!r}, but {self.path} was trained with {old.get(field)!r}; "
                     "resume with the same value or choose another --workdir"
@@ -307,7 +317,7 @@ def has_effect(field: str) -> bool:
     return field not in _WITHOUT_EFFECT and not field.startswith("machine.")
 
 
-def _is_option(field: str) -> bool:
+def is_option(field: str) -> bool:
     """Whether SECTION.FIELD of a config is of an entry of one's own: a config without it was not given one."""
     return field.split(".")[1:2] == ["options"]
 
@@ -317,9 +327,14 @@ def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str,
 
     Records of earlier versions lack later fields.
     """
-    fields = dict.fromkeys(filter(_is_option, expected)) | dict(fields)
-    compared = {field: value for field, value in fields.items() if field in expected or _is_option(field)}
-    return {field: value for field, value in compared.items() if value != expected.get(field)}
+    fields = dict.fromkeys(filter(is_option, expected)) | dict(fields)
+    compared = {field: value for field, value in fields.items() if field in expected or is_option(field)}
+    return {field: value for field, value in compared.items() if _as_json(value) != _as_json(expected.get(field))}
+
+
+def _as_json(value: Any) -> Any:
+    """The value of a field as it is read back from JSON, which has no tuples."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def row_of(path: Path) -> str:

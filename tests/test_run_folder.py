@@ -223,6 +223,26 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path, workdir):
         RunFolder.start(tmp_path / workdir, CONFIG)
 
 
+def test_a_tuple_is_the_list_that_config_json_has_of_it(begin):
+    config = CONFIG | {"optimizer": {"options": {"boundaries": (2, 4)}}}
+    begin(config=config).close()
+    begin(2, config).close()
+    with pytest.raises(InputError, match="optimizer.options.boundaries is .2, 5., but .* was trained with .2, 4.;"):
+        begin(2, CONFIG | {"optimizer": {"options": {"boundaries": (2, 5)}}})
+
+
+def test_scores_that_other_settings_gave_do_not_stay_beside_the_new_ones(tmp_path, begin):
+    """The call that changes them may be interrupted before it has scores of its own."""
+    begin().close()
+    result = tmp_path / "run/result.json"
+    result.write_text("{}")
+    more_steps = {"train": {"train_steps": 9, "seed": 0}}
+    begin(5, CONFIG | more_steps).close()
+    assert result.exists()  # of a run of fewer steps, as it says
+    begin(5, CONFIG | more_steps | {"decode": CONFIG["decode"] | {"beam_size": 1}}).close()
+    assert not result.exists()
+
+
 def test_two_processes_cannot_train_in_one_folder(tmp_path):
     run = RunFolder.start(tmp_path, CONFIG)
     with pytest.raises(InputError, match="another process is training"):

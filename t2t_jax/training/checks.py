@@ -5,8 +5,10 @@
 """
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -91,7 +93,7 @@ def check_config(config: ConfigDict) -> None:
 
 
 def check_own_options(config: ConfigDict) -> None:
-    """Refuses the options of a section where no entry of one's own could read them."""
+    """Refuses the options of a section where no entry of one's own could read them, or that JSON can't hold."""
     built_in = {
         "optimizer": (config.optimizer.name, config.optimizer.schedule) == ("adam", "inverse_sqrt"),
         "train": config.train.loss == "label_smoothed",
@@ -101,6 +103,22 @@ def check_own_options(config: ConfigDict) -> None:
             raise InputError(
                 f"{section}.options={shown(str(options.to_dict()))}: only entries of your own have options "
                 "(CONTRIBUTING.md); leave them out"
+            )
+        _check_plain(f"{section}.options", config[section].options.to_dict())
+
+
+def _check_plain(field: str, value: Any) -> None:
+    """Refuses values that a run's config.json would not give back."""
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        for name, inner in value.items():
+            _check_plain(f"{field}.{name}", inner)
+        return
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        is_number = isinstance(item, (int, float)) and math.isfinite(item)
+        if not (is_number or isinstance(item, str) or item is None):
+            raise InputError(
+                f"{field}={shown(str(value))}: an option is a text, a finite number, True, False, None, a list of "
+                "these, or a dict of options by their names"
             )
 
 

@@ -14,6 +14,7 @@ from t2t_jax.errors import InputError
 from t2t_jax.files import flat
 from t2t_jax.model.layers import POSITIONS
 from t2t_jax.training.checks import check
+from t2t_jax.training.optimizer import OPTIMIZERS
 
 BASE = flat(base_ende.get_config().to_dict())
 NUMBERS = sorted(field for field, value in BASE.items() if type(value) in (int, float))
@@ -130,6 +131,23 @@ def test_any_number_is_accepted_or_refused_in_one_line(field, number):
 def test_options_that_no_entry_would_read_are_refused(section):
     with pytest.raises(InputError, match=f"{section}.options=.*weight_decay.*: only entries of your own have options"):
         check(changed(**{f"{section}__options": {"weight_decay": 0.01}}))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"scales": {1000: 0.5}}, "scales"),
+        ({"mu_dtype": np.float32}, "mu_dtype"),
+        ({"x": math.nan}, "x"),
+        ({"of": {"matrix": [[1, 2]]}}, "of.matrix"),
+    ],
+)
+def test_options_that_the_config_on_disk_would_not_give_back_are_refused(monkeypatch, options, field):
+    monkeypatch.setitem(OPTIMIZERS, "own", None)
+    plain = {"a": (1, 2.5), "b": ["x"], "c": None, "d": {"e": True}}
+    check(changed(optimizer__name="own", optimizer__options=plain))
+    with pytest.raises(InputError, match=rf"^optimizer.options.{field}=.*: an option is a text, a finite number"):
+        check(changed(optimizer__name="own", optimizer__options=plain | options))
 
 
 @pytest.mark.parametrize("name", ["learned", "own"])
