@@ -22,6 +22,7 @@ from t2t_jax.model.layers import ACTIVATIONS, POSITIONS
 from t2t_jax.training.loop import train
 from t2t_jax.training.loss import LOSSES
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
+from t2t_jax.training.train_step import LOGGED
 from tests import tiny
 from tests.model.test_kv_cache import start_decoding, step
 from tests.runs import tiny_config
@@ -68,6 +69,7 @@ def test_a_loss(tmp_path, monkeypatch):
         train(config, str(tmp_path / "run"))
     records = [record for record in logged(tmp_path / "run") if "loss" in record]
     assert len(records) == 2 and all(record["z_squared"] > 1 and "nll" not in record for record in records)
+    assert all(record.keys() - {"loss", "z_squared"} <= LOGGED for record in records)
 
 
 @pytest.mark.slow

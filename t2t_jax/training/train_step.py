@@ -11,15 +11,21 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax import sharding
+from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer
 
 Batch = dict[str, Int[Array, "B ..."]]
 Metrics = dict[str, Float[Array, ""]]
 # (params, batch, key) → (the loss, sums): sums over the target tokens of a part of a global batch, with at least "loss"
-# and "target_tokens"; all are logged, per target token. The batch has `inputs`, `targets` and the `rows` that they are
-# in the global batch.
+# and "target_tokens"; all are logged, per target token, under names that are not in `LOGGED`. The batch has `inputs`,
+# `targets` and the `rows` that they are in the global batch.
 LossFn = Callable[[Any, Batch, Array], tuple[Float[Array, ""], Metrics]]
 
+# What is logged of an interval of steps besides the sums of the loss, and what is counted for it (progress.py).
+LOGGED = frozenset(["step", "steps", "tokens", "source_tokens", "positions", "padding", "flops", "flops_utilisation",
+                    "gradient_norm", "learning_rate", "finite", "skipped_steps", "target_tokens_per_second",
+                    "batches_checksum", "input_seconds", "step_seconds", "evaluation_seconds", "save_seconds",
+                    "crc32"])  # fmt: skip
 _INJECTED = (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState)  # schedules of any hyperparameter
 
 
@@ -83,6 +89,8 @@ def train_step(
             mesh=mesh, in_specs=(whole, by_rows), out_specs=whole, axis_names=axes, check_vma=False,
         )  # fmt: skip
         gradients, sums = mapped(state.params, batch)
+    if taken := sorted(LOGGED & sums.keys()):
+        raise InputError(f"train.loss: it returns a sum named {taken[0]}, which the log has already; name it otherwise")
     tokens = sums["target_tokens"]
     divisor = jnp.maximum(tokens, 1)  # a batch may hold nothing but padding
     gradients = jax.tree.map(lambda g: g / divisor, gradients)

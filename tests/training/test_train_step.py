@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer
 from t2t_jax.training.loss import cross_entropy, label_smoothed_loss
 from t2t_jax.training.optimizer import adam, learning_rate_schedule
@@ -46,6 +47,13 @@ def test_gradient_is_that_of_the_mean_over_all_real_tokens():
     assert metrics["target_tokens"] == T + 2 + 4 + 1 and new.step == 1
     for moved, before, g in zip(*map(jax.tree.leaves, (new.params, state.params, gradient)), strict=True):
         np.testing.assert_allclose(moved, before - g, atol=1e-6)
+
+
+def test_a_sum_of_a_loss_may_not_have_the_name_of_what_is_logged():
+    loss_fn = lambda params, batch, key: (params.sum(), {"loss": 1.0, "target_tokens": 1.0, "tokens": 2.0})
+    state = TrainState(0, jnp.ones(3), SGD.init(jnp.ones(3)))
+    with pytest.raises(InputError, match="^train.loss: it returns a sum named tokens, which the log has already"):
+        train_step(loss_fn, SGD, 1, jax.random.key(0), state, {"inputs": jnp.ones((1, 2), int)})
 
 
 @pytest.mark.parametrize(("microbatches", "r_drop"), [(2, 0.0), (4, 0.0), (2, 5.0)])
