@@ -21,6 +21,7 @@ def conditions(record: Record, full_steps: int, expected: Mapping[str, Any], mea
         [
             f"{steps:,} steps{short}",
             *([f"from the weights of {record['init_from']}"] if record.get("init_from") else []),
+            *([f"{skipped:,} updates skipped"] if (skipped := record.get("skipped_steps")) else []),
             f"average of the last {averaged} checkpoints" if averaged > 1 else "the last checkpoint alone",
             *([f"departs from its config in {', '.join(changed)}"] if changed else []),
             f"seed {record['seed']}",

@@ -21,7 +21,7 @@ from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
-from t2t_jax.run_folder import RunFolder, changes, has_effect, row_of
+from t2t_jax.run_folder import RunFolder, changes, has_effect, is_option, row_of
 
 Record = dict[str, Any]
 Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
@@ -29,7 +29,8 @@ Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
 PROVENANCE_FIELDS = ("seed", "steps", "averaged_steps", "parameters", "training_seconds", "target_tokens_per_second",
                      "hardware", "commit", "date", "jax")  # fmt: skip
 # Results of earlier versions lack them.
-_LATER_FIELDS = ("init_from", "trained_on", "training_flops", "training_pairs", "vocab_size", "source_vocab_size")
+_LATER_FIELDS = ("init_from", "trained_on", "training_flops", "training_pairs", "vocab_size", "source_vocab_size",
+                 "skipped_steps")  # fmt: skip
 RESULT_FIELDS = (*PROVENANCE_FIELDS, "dev", "test")
 BASE = "base"  # the row that the others of a sweep are compared with, unless --base names another
 RESAMPLES = 10_000  # Holm multiplies the smallest two-sided p that they allow, 0.0002, by the number of rows
@@ -42,7 +43,7 @@ MODEL_FIELDS = ("model.num_layers", "model.d_model", "model.d_ff", "model.num_he
                 "model.dropout")  # fmt: skip
 
 # Fields of a config that affect the scores; of files only the names.
-_SECTIONS = ("model", "data", "optimizer", "train", "decode")
+_SECTIONS = ("model", "data", "optimizer", "train", "checkpoint", "decode")
 _LEFT_OUT = ("train.seed", "train.train_steps")  # numbers of the result
 _FILE_FIELDS = ("data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
 
@@ -52,7 +53,7 @@ _RECORD_TYPES = {"row": TEXT, "config": OBJECT, "seed": INTEGER, "steps": INTEGE
                  "target_tokens_per_second": NUMBER, "hardware": TEXT, "commit": TEXT, "date": TEXT, "jax": TEXT,
                  "init_from": TEXT, "training_flops": NUMBER, "training_pairs": INTEGER, "against_base": OBJECT,
                  "trained_on": LIST, "other_tests": OBJECT, "vocab_size": INTEGER,
-                 "source_vocab_size": INTEGER}  # fmt: skip
+                 "source_vocab_size": INTEGER, "skipped_steps": INTEGER}  # fmt: skip
 _TRAINED_ON_TYPES = {"commit": TEXT, "hardware": TEXT, "jax": TEXT, "seconds": NUMBER}
 _SCORE_TYPES = {"headline": TEXT, "paper_bleu": NUMBER, "paper_signature": TEXT, "lowercased_bleu": NUMBER,
                 "lowercased_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT, "perplexity": NUMBER,
@@ -82,7 +83,8 @@ def check_provenance(record: Record, where: str) -> Record:
     )
     check_names(config, f"{where}: config")
     for field, value in config.items():
-        if not is_scalar(value):
+        values = value if isinstance(value, list) and is_option(field) else [value]
+        if not all(map(is_scalar, values)):
             raise DamagedError(f"{where} is damaged: {field} of its config is {shown(value)}; it must be a scalar")
     return record
 
@@ -180,7 +182,7 @@ def config_of(run: RunFolder) -> dict[str, Any]:
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """{'SECTION.FIELD': value} of the fields that affect the scores; of files, their names."""
-    fields = flat({section: config[section] for section in _SECTIONS})
+    fields = flat({section: config[section] for section in _SECTIONS if section in config})
     kept = {field: value for field, value in fields.items() if has_effect(field) and field not in _LEFT_OUT}
     names = {field: _names(kept[field]) for field in _FILE_FIELDS if field in kept}
     return kept | names | {"evaluate.dtype": config.get("evaluate", {}).get("dtype", "float32")}

@@ -232,13 +232,9 @@ def _trained_config(records: list[Record]) -> dict[str, Any]:
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    """The same fields of a config file, and the number of checkpoints that are averaged."""
+    """The same fields of a config file."""
     config = parse_config(file).to_dict()
-    others = {
-        "train.train_steps": config["train"]["train_steps"],
-        "checkpoint.average_last": config["checkpoint"]["average_last"],
-    }
-    return fields_of(config) | others
+    return fields_of(config) | {"train.train_steps": config["train"]["train_steps"]}
 
 
 # --- Multiple comparisons and rank correlation -------------------------------------------------------------

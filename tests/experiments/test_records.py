@@ -2,6 +2,7 @@ import pytest
 
 from configs import base_ende
 from configs.table3 import a_h4
+from experiments.conditions import conditions
 from experiments.records import (
     fields_of,
     main,
@@ -36,6 +37,11 @@ def test_a_record_has_the_scores_and_their_conditions(tmp_path):
     assert found["config"]["data.corpus"] == "wmt14_ende" and found["config"]["train.label_smoothing"] == 0.1
     assert found["dev"]["perplexity"] == 6.25 and found["test"]["paper_bleu"] == 22.75
     assert (found["training_flops"], found["init_from"]) == (10**18, "runs/other, checkpoint 6")
+    own = base_ende.get_config()
+    own.optimizer.options = {"boundaries": (2, 4)}
+    lists = record_of(run_folder(tmp_path / "lists", own, skipped_steps=3))
+    assert lists["config"]["optimizer.options.boundaries"] == [2, 4] and lists["skipped_steps"] == 3
+    assert "; 3 updates skipped; " in conditions(lists, 1, {}, [])
     other = record_of(run_folder(tmp_path / "mine", init_from="", vocab_size=303, source_vocab_size=None))
     assert other["vocab_size"] == 303 and "source_vocab_size" not in other and "vocab_size" not in found
     assert other["row"] == "mine" and "training_flops" not in other and "init_from" not in other
@@ -46,6 +52,7 @@ def test_a_record_has_every_field_that_affects_the_scores():
     for section, field, value in [
         ("data", "max_length", 32), ("data", "vocab_kind", "unigram"), ("data", "packing", False),
         ("optimizer", "beta2", 0.999), ("decode", "early_stop", "beam_full"), ("evaluate", "dtype", "bfloat16"),
+        ("checkpoint", "interval_steps", 100), ("checkpoint", "average_last", 1),
     ]:  # fmt: skip
         config = base_ende.get_config()
         config[section][field] = value
