@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.measure import at_least
 from t2t_jax.errors import exit_code_of
 
 WMT14 = {"English-German": 4_508_785, "English-French": 36_000_000}
@@ -33,7 +34,7 @@ CHUNK = 100_000  # sentences generated at a time
 
 def main() -> None:
     parser = measure.argument_parser("benchmarks.data", __doc__)
-    parser.add_argument("--pairs", type=int, default=2_000_000, help="number of pairs to prepare")
+    parser.add_argument("--pairs", type=at_least(1), default=2_000_000, help="number of pairs to prepare")
     parser.add_argument("--directory", help="where to write the text and the store; by default a temporary folder")
     parser.add_argument("--only", choices=["text", "batches"], help="from text to loaded batches, or plans and padding")
     arguments = parser.parse_args()

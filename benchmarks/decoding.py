@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import decoding_parsing, measure
+from benchmarks.measure import at_least
 from t2t_jax.decoding.ensemble import DTYPES
 from t2t_jax.errors import exit_code_of
 from t2t_jax.threads import available_cores
@@ -35,7 +36,7 @@ SINGLE = 100  # sentences translated one by one
 
 def main() -> None:
     parser = measure.argument_parser("benchmarks.decoding", __doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each system, interleaved")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="measurements of each system, interleaved")
     parser.add_argument("--workdir", default="runs/quickstart", help="a trained run, for the second table")
     parser.add_argument("--parser", default="runs/parsing_craft", help="a trained parser, for the last table")
     arguments = parser.parse_args()

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from benchmarks import fault_damage, fault_trials, measure
 from benchmarks.fault_trials import SURVIVED, WRONG, Outcome
+from benchmarks.measure import at_least
 from benchmarks.tiny_experiment import FAST_COMPILATION
 from experiments.tables import render
 from t2t_jax.errors import exit_code_of
@@ -92,9 +93,9 @@ ROWS = (
 
 def main() -> int:
     parser = measure.argument_parser("benchmarks.faults", __doc__)
-    parser.add_argument("--kills", type=int, default=100, help="half during saves, half at any moment")
-    parser.add_argument("--damages", type=int, default=500, help="damaged files, half of them by one bit")
-    parser.add_argument("--stops", type=int, default=40, help="signals, half of them followed by a second one")
+    parser.add_argument("--kills", type=at_least(0), default=100, help="half during saves, half at any moment")
+    parser.add_argument("--damages", type=at_least(0), default=500, help="damaged files, half of them by one bit")
+    parser.add_argument("--stops", type=at_least(0), default=40, help="signals, half of them followed by a second one")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments and files")
     parser.add_argument("--only", choices=["random", "tests"], help="run only the random trials, or only the tests")
     arguments = parser.parse_args()

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.measure import at_least
 from t2t_jax import sharding
 from t2t_jax.checkpoints import CheckpointWriter
 from t2t_jax.data.batching import checksum
@@ -39,7 +40,7 @@ SECONDS_BETWEEN_SAVES = 600.0  # §6.1
 
 def main() -> None:
     parser = measure.argument_parser("benchmarks.guards", __doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="steps of each kind, interleaved")
+    parser.add_argument("--rounds", type=at_least(1), default=7, help="steps of each kind, interleaved")
     parser.add_argument("--model", choices=["base", "big"], default="base")
     arguments = parser.parse_args()
 

@@ -33,6 +33,19 @@ def argument_parser(module: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def at_least(least: float, multiple: int = 1) -> Callable[[str], float]:
+    """The `type` of an argument: a number of the type of `least`, from it on, that is a `multiple` of another."""
+
+    def number(text: str) -> float:
+        value = type(least)(text)
+        if not value >= least or (multiple > 1 and value % multiple):
+            multiples = f" and a multiple of {multiple}" if multiple > 1 else ""
+            raise argparse.ArgumentTypeError(f"must be at least {least}{multiples}; got {text}")
+        return value
+
+    return number
+
+
 class System:
     """A system under test in a process of its own, so that the threads of one do not slow down another."""
 

@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import measure
+from benchmarks.measure import at_least
 from t2t_jax.errors import exit_code_of
 
 ROOT = Path(__file__).parents[1]
@@ -51,8 +52,10 @@ class Round(NamedTuple):
 
 def main() -> None:
     parser = measure.argument_parser("benchmarks.serving", __doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="measurements with each number of clients, interleaved")
-    parser.add_argument("--seconds", type=float, default=10.0, help="length of each")
+    parser.add_argument(
+        "--rounds", type=at_least(1), default=5, help="measurements with each number of clients, interleaved"
+    )
+    parser.add_argument("--seconds", type=at_least(0.1), default=10.0, help="length of each")
     parser.add_argument("--workdir", default="runs/quickstart", help="a trained run")
     arguments = parser.parse_args()
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from benchmarks import measure, training_batches
 from benchmarks.data import PACKED, default
+from benchmarks.measure import at_least
 from benchmarks.training_systems import (
     CHECK,
     MATMUL,
@@ -49,9 +50,14 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2}  # relative, of the loss; ten ti
 
 def main() -> None:
     parser = measure.argument_parser("benchmarks.training", __doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="measurements per system, interleaved")
+    parser.add_argument("--rounds", type=at_least(1), default=5, help="measurements per system, interleaved")
     parser.add_argument("--model", choices=["base", "big"], default="base", help="a model of the paper's Table 2")
-    parser.add_argument("--tokens", type=int, default=1024, help="positions per side in a batch")
+    parser.add_argument(
+        "--tokens",
+        type=at_least(training_batches.LENGTH, training_batches.LENGTH),
+        default=1024,
+        help="positions per side in a batch",
+    )
     parser.add_argument("--corpus", help="PREFIX of the text whose sentence lengths the second table has")
     parser.add_argument("--only", nargs="+", choices=["dense", "lengths", "ablations"], help="only these tables")
     arguments = parser.parse_args()

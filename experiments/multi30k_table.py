@@ -5,7 +5,7 @@
 Each RUN_OR_RECORD is a run folder, the record of a run (experiments/records.py), or a folder of records; runs of one
 row that differ in their seed are one line, with the mean and the standard deviation. BLEU of the three test sets is
 that of the literature: of lower-cased Moses tokens (`lowercased_bleu`). Systems that write cased text have sacreBLEU of
-test_2016 too. Under the table stand the conditions of each run, and where its config departs from the published one.
+test_2016 too. Under the table stand the conditions of each run, and where its config departs from that of its corpus.
 """
 
 import statistics
@@ -91,9 +91,11 @@ def notes(systems: Iterable[Sequence[Record]]) -> list[str]:
 
 
 def _conditions(record: Record) -> str:
-    config, test = CONFIGS[record["config"]["data.corpus"]].get_config(), record["test"]
+    corpus, test = record["config"]["data.corpus"], record["test"]
+    config = CONFIGS[corpus].get_config()
     measured = [f"{test['sentences']:,} sentences, {test['lowercased_signature']}"]
-    return conditions(record, config.train.train_steps, fields_of(config.to_dict()), measured)
+    of = f"configs/{corpus}.py"
+    return conditions(record, config.train.train_steps, fields_of(config.to_dict()), measured, of)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

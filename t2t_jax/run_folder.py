@@ -196,6 +196,11 @@ class RunFolder:
             raise InputError(f"workdir: another process is training in {self.path}; choose another folder")
 
     def _check_same(self, config: dict[str, Any]) -> None:
+        if "imported_from" in self.config:
+            raise InputError(
+                f"workdir: {self.path} is an imported model, which training can't resume; give another --workdir, and "
+                f"--init_from={self.path} to start from its weights"
+            )
         old, new = flat(self.config), flat(with_later_fields(config))
         for field in sorted(old.keys() | new.keys()):
             free = not has_effect(field) or field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS

@@ -91,10 +91,11 @@ def test_references_over_other_words_are_refused_before_anything_is_decoded(run,
     translator = t2t_jax.load(run)
     monkeypatch.setattr(Translator, "translate", lambda *_, **__: pytest.fail("sentences were decoded"))
     tree = "(TOP (NP (NN cats) (. .)))"
-    with pytest.raises(
-        InputError, match=r"^source \(test\) and reference \(gold\): sentence 2: 2 words in gold but 3 "
-    ):
+    with pytest.raises(InputError, match="^reference, line 2: a tree over 2 words, but its source has 3$"):
         evaluate(translator, ["cats .", "old cats ."], [tree, tree])
+    for read in (lambda: translator.score([("dogs .", tree)]), lambda: translator.attention(["dogs ."], [tree])):
+        with pytest.raises(InputError, match="^target, line 1: word 1 of the tree is 'cats', that of its source 'do"):
+            read()
 
 
 def test_a_parser_is_refused_for_back_translation(run, tmp_path):
@@ -154,7 +155,9 @@ def test_a_constrained_search_gives_trees_of_any_words_and_only_the_other_report
         for hypothesis in answer["hypotheses"]:
             assert not line or words(parse(hypothesis["text"])) == line.split(" ")[: len(line.split())]
     repaired = [answer["hypotheses"][0]["repairs"] for answer in found[False] if "repairs" in answer["hypotheses"][0]]
-    assert repaired and f"{len(repaired)} of 4 outputs were not well-formed and repaired:" in capsys.readouterr().err
+    assert (
+        repaired and f"{len(repaired)} of 4 outputs were malformed and have been repaired:" in capsys.readouterr().err
+    )
 
 
 def in_json(run, lines, constrained):

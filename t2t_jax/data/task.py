@@ -32,6 +32,10 @@ def _same_text(text: str) -> str:
     return text
 
 
+def _no_check(source: str, target: str) -> None:
+    del source, target
+
+
 def _same_output(source: str, output: str) -> tuple[str, Mapping[str, int]]:
     del source
     return output, {}
@@ -48,7 +52,8 @@ class Task:
     metric compares with `target`; it also returns how often it had to make each kind of repair, nothing if the output
     was well-formed. Both texts are a single line. Of hypotheses that become the same text, the best is kept. `grammar`
     is an entry of `GRAMMARS` (t2t_jax/decoding/grammars.py), by which the search can be constrained to well-formed
-    outputs; "" if there is none.
+    outputs; "" if there is none. `check_pair(source, target)` refuses by an InputError a target that no output for the
+    source can be.
 
     `target_symbols`: preprocessed targets are sequences of symbols separated by single spaces. A separate target
     vocabulary that is not a ready one then holds each symbol of the training targets whole. `output` is what messages
@@ -63,6 +68,7 @@ class Task:
     target_symbols: bool = False
     preprocess_source: Callable[[str], str] = _same_text
     output: str = "output"
+    check_pair: Callable[[str, str], None] = _no_check
 
     @property
     def postprocesses(self) -> bool:
@@ -79,6 +85,7 @@ _PARSING = Task(
     grammar="trees",
     target_symbols=True,
     output="tree",
+    check_pair=trees.check_words,
 )
 
 TASKS: dict[str, Task] = {

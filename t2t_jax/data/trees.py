@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2t_jax.data.corpora import one_line
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, shown
 
 ROOT, ANY_TAG = "TOP", "XX"
 _ROOTS = ("", "TOP", "ROOT", "S1")  # what treebanks call the root
@@ -291,6 +291,16 @@ def number_of(token: str) -> int | None:
 def words_of(sentence: str) -> list[str]:
     """The words of a tokenised sentence: what spaces separate."""
     return [word for word in one_line(sentence).split(" ") if word]
+
+
+def check_words(sentence: str, tree: str) -> None:
+    """Refuses a tree over other words than those of the sentence (`Task.check_pair`)."""
+    wanted, found = list(map(_typed, words_of(sentence))), words(parse(tree))
+    if len(found) != len(wanted):
+        raise InputError(f"a tree over {len(found)} words, but its source has {len(wanted)}")
+    for number, (ours, theirs) in enumerate(zip(found, wanted, strict=True), start=1):
+        if ours != theirs:
+            raise InputError(f"word {number} of the tree is {shown(ours)}, that of its source {shown(theirs)}")
 
 
 def output_tree(sentence: str, output: str, *, in_order: bool = False) -> tuple[str, Mapping[str, int]]:

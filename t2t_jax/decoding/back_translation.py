@@ -98,7 +98,7 @@ def back_translate_run(
             os.replace(work / file.name, file)
         shutil.rmtree(work)
     others = "".join(f"; {count:,} {kind}" for kind, count in counts.items() if kind != "pairs")
-    return f"{translations}, {texts}: {counts['pairs']:,} pairs{others}"
+    return f"{translations}, {texts}: {counts['pairs']:,} pair{'s' * (counts['pairs'] != 1)}{others}"
 
 
 def _check_new(prefix: str, files: Iterable[Path], work: Path) -> None:

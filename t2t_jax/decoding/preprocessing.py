@@ -41,12 +41,15 @@ class Preprocessor:
             return ["" if is_blank(line) else single_line(line) for line in checked_lines(sources)]
         return self.vocabularies.source.plain(sources)
 
-    def encode_targets(self, targets: Sequence[str], *, name: str = "target", first_line: int = 1) -> list[list[int]]:
-        """The ids of each target as the model predicts it; errors call them `name`, by line."""
+    def encode_targets(
+        self, sources: Sequence[str], targets: Sequence[str], *, name: str = "target", first_line: int = 1
+    ) -> list[list[int]]:
+        """The ids of each source's target as the model predicts it; errors call the targets `name`, by line."""
         outputs = []
-        for line, target in enumerate(targets, start=first_line):
+        for line, (source, target) in enumerate(zip(self.plain(sources), targets, strict=True), start=first_line):
             try:
                 outputs.append(self.task.preprocess_target(target))
+                self.task.check_pair(source, target)
             except InputError as error:
                 raise InputError(f"{name}, line {line}: {error}") from None
         return self.vocabularies.target.encode_many(outputs)
@@ -109,14 +112,14 @@ class Preprocessor:
             warn(
                 "line %d: a sentence of %d subwords is longer than any in training (%d); its %s may be bad%s",
                 line, len(ids), self.max_length, self.task.output,
-                "" if self.task.grammar else "; if it is several, translate them one by one, with split_sentences",
+                "" if self.task.grammar else "; if it is several, give each a line, or translate with split_sentences",
             )  # fmt: skip
         return [ids] if len(ids) > 1 else []
 
     def check_lengths(self, sources: Sequence[str], references: Sequence[str]) -> None:
-        """Refuses sentences that are too long to be scored, by their line."""
+        """Refuses sentences that are too long to be scored, and references of other sources, by their line."""
         self.check_length("source", self.encode_sources(sources))
-        self.check_length("reference", self.encode_targets(references, name="reference"))
+        self.check_length("reference", self.encode_targets(sources, references, name="reference"))
 
     def check_length(self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1) -> None:
         """Refuses ids beyond `longest_whole`, by their line."""

@@ -83,7 +83,10 @@ def translate_stream(
             output.flush()
     if repaired:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in repairs.most_common())
-        print(f"{repaired:,} of {first_line - 1:,} outputs were not well-formed and repaired: {kinds}", file=sys.stderr)
+        print(
+            f"{repaired:,} of {first_line - 1:,} outputs were malformed and have been repaired: {kinds}",
+            file=sys.stderr,
+        )
 
 
 def score_run(

@@ -184,8 +184,11 @@ class Translator:
         for index, pair in enumerate(pairs):
             if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
                 raise InputError(f"pairs: pair {index} must be (source, target); got {shown(pair)}")
-        sources = self.preprocessor.encode_sources([source for source, _ in pairs])
-        targets = self.preprocessor.encode_targets([target for _, target in pairs], first_line=first_line)
+        texts = [[pair[side] for pair in pairs] for side in range(2)]
+        sources, targets = (
+            self.preprocessor.encode_sources(texts[0]),
+            self.preprocessor.encode_targets(*texts, first_line=first_line),
+        )
         self.preprocessor.check_length("source", sources, first_line)
         self.preprocessor.check_length("target", targets, first_line)
         scores = [None] * len(pairs)
@@ -227,7 +230,7 @@ class Translator:
             best = [hypotheses[0] for hypotheses in self.translate(sources, **options)]
             target_ids = [[id_of[token] for token in hypothesis.tokens] for hypothesis in best]
         else:
-            target_ids = self.preprocessor.encode_targets(targets)
+            target_ids = self.preprocessor.encode_targets(sources, targets)
         self.preprocessor.check_length("target", target_ids)
         found = attention_maps(self.ensemble, self.vocabularies, encoded, target_ids, self.mesh)
         for maps in found:

@@ -62,15 +62,6 @@ def perplexities(
     }
 
 
-def _check_words(translator: Translator, sources: Sequence[str], references: Sequence[str], metric: Metric) -> None:
-    """Refuses references over other words than those of the sources, over which all outputs are, before any is made."""
-    least = [translator.task.postprocess_output(source, "")[0] for source in translator.preprocessor.plain(sources)]
-    try:
-        metric.score(sources, least, references, None, False)
-    except InputError as error:
-        raise InputError(f"source (test) and reference (gold): {error}") from None
-
-
 def _bar(what: str, items: Sequence[Any]) -> tqdm:
     """A progress bar over the sentences of this process, shown by the main one alone.
 
@@ -109,8 +100,6 @@ def evaluate(
     if not sources:
         raise InputError("there is no sentence; give at least one source and its reference")
     translator.preprocessor.check_lengths(sources, references)
-    if translator.task.grammar:
-        _check_words(translator, sources, references, metric)
 
     def decode(sources):
         with _bar(f"decoding {name}", sources) as bar:
@@ -219,7 +208,10 @@ def _check_stored(output: str | None, runs: Sequence[str]) -> None:
     if len(runs) > 1:
         raise InputError("--workdir names several runs, and an ensemble has no folder; give --output=FILE")
     if (original := original_of(runs[0])) != runs[0] and not is_url(original):
-        raise InputError(f"workdir: {original} is a model of another system, not a run folder; give --output=FILE")
+        raise InputError(
+            f"workdir: {original} is a model of another system, without data of its own and a folder for scores; give "
+            "--source, --reference and --output"
+        )
 
 
 def _check_output(output: str, runs: Iterable[str], inputs: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
-import json
 import math
 import secrets
 import time
@@ -24,7 +23,7 @@ from t2t_jax.decoding.stream import json_line
 from t2t_jax.decoding.translator import Translator
 from t2t_jax.errors import DamagedError, InputError, memory_reason, on_one_line
 from t2t_jax.serving.batching import Batcher, Full, Job
-from t2t_jax.serving.guard import Guard
+from t2t_jax.serving.guard import Guard, error_response
 from t2t_jax.serving.limits import Limits
 from t2t_jax.serving.metrics import CONTENT_TYPE, Metrics
 from t2t_jax.serving.page import content_security_policy, page
@@ -268,29 +267,25 @@ async def _body(request: Request, limits: Limits) -> bytes:
 # --- Errors: one line of JSON -----------------------------------------------------------------------------------
 
 
-def _error(status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(json.dumps({"error": reason}) + "\n", status, dict(headers or {}), media_type="application/json")
-
-
 async def _http_error(request: Request, error: HTTPException) -> Response:
     reason = error.detail
     if error.status_code in (404, 405) and not request.url.path.startswith("/attention/"):
         known = "GET /, /info, /health and /metrics, POST /translate and /attention"
         reason = f"{request.method} {request.url.path[:100]}: there are {known}"
-    return _error(error.status_code, reason, error.headers)
+    return error_response(error.status_code, reason, error.headers)
 
 
 async def _input_error(_: Request, error: InputError) -> Response:
-    return _error(400, str(error))
+    return error_response(400, str(error))
 
 
 async def _damaged(_: Request, error: DamagedError) -> Response:
     logging.error("%s", error)
-    return _error(500, str(error))
+    return error_response(500, str(error))
 
 
 async def _full(_: Request, error: Full) -> Response:
-    return _error(503, str(error), {"Retry-After": str(error.retry_after)})
+    return error_response(503, str(error), {"Retry-After": str(error.retry_after)})
 
 
 async def _gone(*_: Any) -> Response:
@@ -300,4 +295,4 @@ async def _gone(*_: Any) -> Response:
 
 async def _bug(_: Request, error: Exception) -> Response:
     """Starlette raises the error again, so that uvicorn logs it."""
-    return _error(500, f"a bug of the server ({type(error).__name__}); its log says more")
+    return error_response(500, f"a bug of the server ({type(error).__name__}); its log says more")

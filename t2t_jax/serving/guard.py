@@ -1,12 +1,13 @@
 """Refuses requests that other web sites make a browser send, and adds the security headers to every answer."""
 
 import ipaddress
+import json
 import re
 import urllib.parse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from t2t_jax.errors import InputError
@@ -36,6 +37,11 @@ def host_names(text: str | None) -> list[str]:
     return names
 
 
+def error_response(status: int, reason: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An error as one line of JSON."""
+    return Response(json.dumps({"error": reason}) + "\n", status, dict(headers or {}), media_type="application/json")
+
+
 class Guard:
     """ASGI middleware. `names` are what the server may be called besides localhost and IP addresses.
 
@@ -57,7 +63,7 @@ class Guard:
 
         scope = _origin_form(scope)
         refusal = self.refusal(scope["method"], Headers(scope=scope))
-        app = JSONResponse({"error": refusal[1]}, refusal[0]) if refusal else self._app
+        app = error_response(*refusal) if refusal else self._app
         await app(scope, receive, send_guarded)
 
     def refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:

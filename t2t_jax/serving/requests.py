@@ -8,7 +8,7 @@ from t2t_jax.decoding.grammars import check_grammar
 from t2t_jax.decoding.long_sentences import sentences_of
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.translator import Translator
-from t2t_jax.errors import InputError, Range, choice, shown
+from t2t_jax.errors import InputError, Range, shown
 from t2t_jax.files import lone_surrogate
 from t2t_jax.serving.limits import Limits
 
@@ -40,7 +40,8 @@ def read_object(body: bytes, fields: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f'body must be a JSON object, such as {{"source": "A sentence."}}; got {_shown(value)}')
     for name in value:
-        choice("field", name if len(name) < 100 else name[:100] + "…", fields)
+        if name not in fields:
+            raise InputError(f"body: no field {shown(name)}; there are {', '.join(sorted(fields))}")
     return value
 
 
@@ -78,7 +79,7 @@ def attention_request(body: bytes, translator: Translator, limits: Limits) -> tu
     _check_texts("source", [source])
     _check_texts("target", [target])
     _check_lengths("source", translator.preprocessor.encode_sources([source]), limits.attention_subwords)
-    _check_lengths("target", translator.preprocessor.encode_targets([target]), limits.attention_subwords)
+    _check_lengths("target", translator.preprocessor.encode_targets([source], [target]), limits.attention_subwords)
     return source, target
 
 

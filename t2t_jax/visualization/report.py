@@ -56,7 +56,7 @@ def _lengths(translator: Translator, sources: Sequence[str], targets: Sequence[s
     of_sources = map(len, translator.preprocessor.encode_sources(sources))
     if targets is None:
         return [(length, 1) for length in of_sources]
-    of_targets = map(len, translator.preprocessor.encode_targets(targets))
+    of_targets = map(len, translator.preprocessor.encode_targets(sources, targets))
     return list(zip(of_sources, of_targets, strict=True))
 
 

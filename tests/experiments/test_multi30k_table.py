@@ -51,7 +51,7 @@ def test_seeds_of_a_row_are_one_line_with_mean_and_deviation(tmp_path, capsys):
     assert len(lines) == 5 and [f"seed {n}" in line for n, line in enumerate(lines[:3])] == [True] * 3
     assert ": 8,000 steps; the" in lines[0]
     assert ": 4,000 steps, a shortened run: 8,000 are the whole; from the weights of runs/tiny, checkpoint" in lines[3]
-    departures = "departs from its config in data.cleaning.lowercase=False, data.segmentations=20"
+    departures = "departs from configs/multi30k_ende.py in data.cleaning.lowercase=False, data.segmentations=20"
     assert departures in lines[3] and "departs" not in lines[0] + lines[4] and "case:lc" in lines[0]
 
 
