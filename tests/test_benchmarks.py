@@ -52,6 +52,20 @@ def named():
         yield named
 
 
+@pytest.mark.parametrize(
+    ("given", "refused"), [("64", None), ("0", "at least 32"), ("40", "a multiple of 32"), ("x", "invalid")]
+)
+def test_a_number_that_cannot_be_measured_is_refused(capsys, given, refused):
+    parser = measure.argument_parser("benchmarks.training", "")
+    parser.add_argument("--tokens", type=measure.at_least(32, 32))
+    if not refused:
+        assert parser.parse_args(["--tokens", given]).tokens == 64
+        return
+    with pytest.raises(SystemExit) as exited:
+        parser.parse_args(["--tokens", given])
+    assert exited.value.code == 2 and refused in capsys.readouterr().err
+
+
 def test_each_system_has_its_own_process_and_environment(named):
     (_, (a, a_process, a_set)), (_, (b, b_process, b_set)) = (named[name].run("process") for name in "ab")
     assert (a, a_set, b, b_set) == ("x", "1", "y", None) and "T2T_JAX_TEST" not in os.environ

@@ -412,9 +412,9 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "61d6aa0c5125c534fb30a97c747ed3befd674f29bee466fb30deffc2896569f1",
-    (True, "latex"): "7a57d82796540545c314226c6457edd690ae38f5c35114b74771d90d1c1695a6",
-    (True, "csv"): "1e03cacfeaa3dd16b174efb45b804a31f8b4c14dd6e2c0f5c319b16dfd237154",
+    (True, "markdown"): "17787cf8af201626b23c8e3d2f54f417da8c2c17592bb478acaa7af653ad278d",
+    (True, "latex"): "b219878caae0fc3499a1b24e993508d78b74cab03c74c3e54331dcb7765d7a5b",
+    (True, "csv"): "38794e6ff1c40bef7e58bd3d7748a6fff92800ca9eb461a03a297020fa129b60",
 }
 
 

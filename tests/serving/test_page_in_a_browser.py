@@ -13,7 +13,7 @@ from tests.serving.conftest import DEFAULTS, served
 from tests.visualization.conftest import chromium  # noqa: F401  (a fixture)
 
 pytestmark = pytest.mark.browser
-TREE = "(TOP (S (NP (DT The) (NN <img>)) (VP (VBZ -LRB-sits-RRB-)) (. .)))"
+TREE = "(TOP (S (NP (DT The) (NN <img>)) (VP (VBZ -LRB-sits-LRB-x-RRB--RRB-)) (. .)))"
 WAIT = 120
 
 
@@ -149,16 +149,16 @@ class Parser:
 def test_a_parse_is_drawn_as_a_tree(visit, translator):
     with served(Parser(translator), DEFAULTS) as client:
         browser = visit(client)
-        translate(browser, "The <img> (sits) .")
+        translate(browser, "The <img> (sits(x)) .")
         nodes = sorted(texts(browser, ".tree text"))
-        assert nodes == sorted(["TOP", "S", "NP", "DT", "NN", "VP", "VBZ", ".", ".", "The", "<img>", "(sits)"])
+        assert nodes == sorted(["TOP", "S", "NP", "DT", "NN", "VP", "VBZ", ".", ".", "The", "<img>", "(sits(x))"])
         places = browser.execute_script(
             "return Object.fromEntries([...document.querySelectorAll('.tree text')].map((text) =>"
             " [text.textContent, [text.x.baseVal[0].value, text.y.baseVal[0].value]]))"
         )
-        words = [places[word] for word in ("The", "<img>", "(sits)")]
+        words = [places[word] for word in ("The", "<img>", "(sits(x))")]
         assert len({y for _, y in words}) == 1 and [x for x, _ in words] == sorted(x for x, _ in words)
-        for parent, child in ("TOP", "S"), ("S", "NP"), ("NP", "DT"), ("VP", "VBZ"), ("VBZ", "(sits)"):
+        for parent, child in ("TOP", "S"), ("S", "NP"), ("NP", "DT"), ("VP", "VBZ"), ("VBZ", "(sits(x))"):
             assert places[parent][1] < places[child][1]
         assert places["NP"][0] == pytest.approx((places["DT"][0] + places["NN"][0]) / 2)
         assert browser.find_element("id", "submit").text == "Parse"
