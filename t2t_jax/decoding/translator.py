@@ -184,11 +184,9 @@ class Translator:
         for index, pair in enumerate(pairs):
             if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
                 raise InputError(f"pairs: pair {index} must be (source, target); got {shown(pair)}")
-        texts = [[pair[side] for pair in pairs] for side in range(2)]
-        sources, targets = (
-            self.preprocessor.encode_sources(texts[0]),
-            self.preprocessor.encode_targets(*texts, first_line=first_line),
-        )
+        texts = [source for source, _ in pairs]
+        sources = self.preprocessor.encode_sources(texts)
+        targets = self.preprocessor.encode_targets(texts, [target for _, target in pairs], first_line=first_line)
         self.preprocessor.check_length("source", sources, first_line)
         self.preprocessor.check_length("target", targets, first_line)
         scores = [None] * len(pairs)
