@@ -80,8 +80,8 @@ def panels(fields: Sequence[str]) -> list[Panel]:
     """The panels for runs that have these fields."""
     scores = sorted(field for field in fields if field.startswith(DEV) and field != DEV_PERPLEXITY)
     return [
-        Panel("label-smoothed loss, nats per subword", ("loss",)),
-        Panel("perplexity per subword", (TRAINING_PERPLEXITY, DEV_PERPLEXITY), "log"),
+        Panel("label-smoothed loss, nats per token", ("loss",)),
+        Panel("perplexity per token", (TRAINING_PERPLEXITY, DEV_PERPLEXITY), "log"),
         *(Panel(f"{score_label(field)}, dev", (field,)) for field in scores),
         Panel("learning rate", ("learning_rate",)),
         Panel("target tokens a second", (SPEED,)),

@@ -93,6 +93,7 @@ def test_references_over_other_words_are_refused_before_anything_is_decoded(run,
     tree = "(TOP (NP (NN cats) (. .)))"
     with pytest.raises(InputError, match="^reference, line 2: a tree over 2 words, but its source has 3$"):
         evaluate(translator, ["cats .", "old cats ."], [tree, tree])
+    assert evaluate(translator, ["cats ."], [tree], decode_sentences=0).unit == "symbol"
     for read in (lambda: translator.score([("dogs .", tree)]), lambda: translator.attention(["dogs ."], [tree])):
         with pytest.raises(InputError, match="^target, line 1: word 1 of the tree is 'cats', that of its source 'do"):
             read()

@@ -29,12 +29,13 @@ _RECORDED = ("beam_size", "alpha", "early_stop", "min_length")  # the decode opt
 class Evaluation:
     """The scores of a test set, by which metric, and the outputs they were computed from.
 
-    `scores["headline"]` is the name of the score by which runs are compared.
+    `scores["headline"]` is the name of the score by which runs are compared; `unit` is what the perplexity is per.
     """
 
     scores: dict[str, Any]
     outputs: list[str]
     metric: Metric
+    unit: str = "subword"
 
 
 def perplexities(
@@ -94,7 +95,7 @@ def evaluate(
     tokens, the paper's BLEU among them, need `target_language`. If the task has a grammar, the scores also say how many
     outputs were not well-formed, and which repairs they needed.
     """
-    metric = METRICS[translator.task.metric]
+    metric, unit = METRICS[translator.task.metric], "symbol" if translator.task.target_symbols else "subword"
     if len(sources) != len(references):
         raise InputError(f"{len(sources)} sources but {len(references)} references; they must pair line by line")
     if not sources:
@@ -108,7 +109,7 @@ def evaluate(
 
     scores = perplexities(translator, sources, references, name) | {"sentences": len(references)}
     if decode_sentences == 0:
-        return Evaluation(scores, [], metric)
+        return Evaluation(scores, [], metric, unit)
     sources, references = sources[:decode_sentences], references[:decode_sentences]
     decoded = sharding.share_out(decode, sources)
     outputs, search = [text for text, _ in decoded], check_options(**options)
@@ -121,7 +122,7 @@ def evaluate(
     if translator.task.grammar:
         scores |= _well_formed([repairs for _, repairs in decoded])
         scores["constrained"] = options.get("constrained", False)
-    return Evaluation(scores, outputs, metric)
+    return Evaluation(scores, outputs, metric, unit)
 
 
 def _plain(scores: Mapping[str, Any]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def print_scores(name: str, found: Evaluation) -> None:
 
 def perplexity(found: Evaluation) -> str:
     """The perplexity for people to read: "perplexity 4.920 per subword"."""
-    return f"perplexity {four_digits(found.scores['perplexity'])} per subword"
+    return f"perplexity {four_digits(found.scores['perplexity'])} per {found.unit}"
 
 
 def four_digits(number: float) -> str:

@@ -45,7 +45,7 @@ def drawn(*folders):
     return lines, [text.get_text() for text in legend.get_legend().get_texts()]
 
 
-LOSS, PERPLEXITY = "label-smoothed loss, nats per subword", "perplexity per subword"
+LOSS, PERPLEXITY = "label-smoothed loss, nats per token", "perplexity per token"
 
 
 def test_the_numbers_drawn_are_the_numbers_logged(tmp_path):
