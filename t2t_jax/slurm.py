@@ -15,6 +15,9 @@ from t2t_jax.errors import DamagedError, InputError, InterruptedRun, on_one_line
 _POLL_SECONDS = 2.0
 _MAX_REQUEUES = 1000  # what takes longer than the time limit of a job is requeued several times
 _DEFAULT_JOBS = 8
+# Parameters of submitit that are no single text, by their type.
+_WHOLE_NUMBERS = ("time", "nodes", "ntasks_per_node", "cpus_per_task", "signal_delay_s")
+_LISTS = ("setup", "teardown", "srun_args")
 
 
 class JobsRefused(InputError):
@@ -37,13 +40,27 @@ def new_executor(folder: Path, options: Mapping[str, str], job_name: str) -> Any
         raise InputError("--launcher=slurm needs submitit: pip install -e '.[sweep]'") from None
     if "time" not in options:
         raise InputError("--slurm: needs the time limit of a job in minutes, for example --slurm=time=60")
-    values = {name: int(value) if value.isdecimal() else value for name, value in options.items()}
+    values = {name: _typed(name, value) for name, value in options.items()}
     try:
         executor = submitit.SlurmExecutor(folder, max_num_timeout=_MAX_REQUEUES)
         executor.update_parameters(**{"job_name": job_name} | values)
     except (RuntimeError, ValueError) as error:
         raise InputError(f"--slurm: {on_one_line(error)}") from None
     return executor
+
+
+def _typed(name: str, value: str) -> Any:
+    """The value of a parameter as submitit takes it."""
+    if name in _LISTS:
+        return [value]
+    if value in ("True", "False"):
+        return value == "True"
+    if re.fullmatch("0|[1-9][0-9]*", value):  # an account may begin with 0
+        return int(value)
+    if name in _WHOLE_NUMBERS:
+        unit = " of minutes, such as time=600" if name == "time" else ""
+        raise InputError(f"--slurm: {name}={value}: must be a whole number{unit}")
+    return value
 
 
 def check_array(options: Mapping[str, str]) -> None:

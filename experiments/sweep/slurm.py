@@ -53,6 +53,8 @@ class SlurmQueue:
         self._job_ids = read_json(self._id_file) if self._id_file.is_file() else {}
         check_types(self._job_ids, {}, str(self._id_file))
         check_types(self._job_ids, dict.fromkeys(self._job_ids, TEXT), str(self._id_file))
+        if "array_parallelism" in options:
+            raise InputError("--slurm: array_parallelism is for --mode=prepare; a sweep submits each trial as a job")
         self._executor = slurm.new_executor(self._pickles, options, folder.name)
 
     def submit(self, trial: Trial, timeout_minutes: float) -> None:

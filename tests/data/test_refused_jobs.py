@@ -2,6 +2,7 @@
 
 import pytest
 
+from t2t_jax import slurm
 from t2t_jax.data import preparation
 from t2t_jax.data.corpora import CORPORA
 from t2t_jax.data.preparation import open_store
@@ -29,12 +30,22 @@ def slurm_with_full_queue(tmp_path, monkeypatch):
         ({}, "needs the time limit"),
         ({"time": "60", "array_parallelism": "0"}, "array_parallelism=0: must be the number of jobs"),
         ({"time": "60", "partitoin": "main"}, "--slurm: .*partitoin"),
+        ({"time": "10:00:00"}, "--slurm: time=10:00:00: must be a whole number of minutes, such as time=600"),
+        ({"time": "60", "nodes": "two"}, "--slurm: nodes=two: must be a whole number"),
     ],
 )
 def test_mistakes_in_the_resources_are_found_before_the_corpus_is_read(tmp_path, monkeypatch, options, message):
     monkeypatch.setattr(preparation, "read_corpus", lambda *_: pytest.fail("the corpus was read"))
     with pytest.raises(InputError, match=message):
         open_store(tiny_config(tmp_path).data.to_dict(), options)
+
+
+def test_values_have_the_types_that_submitit_takes(tmp_path):
+    given = {"time": "60", "setup": "module load cuda", "srun_args": "--mpi=none", "use_srun": "False"}
+    given |= {"account": "0123", "gpus_per_node": "a100:2"}
+    parameters = slurm.new_executor(tmp_path, given, "job").parameters
+    expected = {"time": 60, "setup": ["module load cuda"], "srun_args": ["--mpi=none"], "use_srun": False}
+    assert parameters == {"job_name": "job"} | expected | {"account": "0123", "gpus_per_node": "a100:2"}
 
 
 def test_what_a_users_script_has_entered_is_refused_as_jobs_do_not_know_it(tmp_path, monkeypatch):
