@@ -317,8 +317,7 @@ def tfds_translation(
     name: str, languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str
 ) -> Corpus:
     """The dataset NAME/CONFIG; `prefixes` are splits as TFDS spells them, such as train[:90%]."""
-    builder = tfds_corpora.open_builder(name, directory, archives)
-    tfds_corpora.check_languages(builder, name, languages)
+    builder = tfds_corpora.open_builder(name, directory, archives, languages)
     given = prefixes | test_sets(prefixes["test"])
     names = {split: tfds_corpora.split_of(builder, name, split, theirs) for split, theirs in given.items()}
     splits = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax.data.parallel_text import check_languages_differ
-from t2t_jax.errors import InputError, on_one_line
+from t2t_jax.errors import DamagedError, InputError, on_one_line
 from t2t_jax.files import expanded, folder_lock, sha256
 
 PREFIX = "tfds:"  # of `data.corpus`
@@ -20,14 +20,16 @@ _READ_AHEAD = 1000  # pairs
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # our name → that of most corpora
 
 
-def open_builder(name: str, directory: Path, archives: str) -> Any:
+def open_builder(name: str, directory: Path, archives: str, languages: tuple[str, str]) -> Any:
     """The TFDS builder of NAME, NAME/CONFIG or NAME/CONFIG:VERSION, after preparing its data if they do not exist.
 
-    Downloads are kept in `directory`; `archives` is the folder of files that TFDS asks to be downloaded by hand.
+    Downloads are kept in `directory`; `archives` is the folder of files that TFDS asks to be downloaded by hand. A
+    dataset without text in these languages is refused before.
     """
     _check_name(name)
     root = directory / FOLDER
     builder = _builder(name, root)
+    _check_languages(builder, name, languages)
     if not builder.data_path.exists():
         with folder_lock(root, f"another process prepares a corpus in {root}"):
             builder = _builder(name, root)  # it may have prepared this one
@@ -99,7 +101,7 @@ def split_of(builder: Any, name: str, split: str, given: str) -> str:
     return wanted
 
 
-def check_languages(builder: Any, name: str, languages: tuple[str, str]) -> None:
+def _check_languages(builder: Any, name: str, languages: tuple[str, str]) -> None:
     """Refuses a dataset without text in these two languages."""
     check_languages_differ(name, languages)
     known = getattr(builder.info.features, "languages", None) or ()
@@ -122,8 +124,29 @@ def read_pairs(builder: Any, split: str, languages: tuple[str, str]) -> Iterator
     from tensorflow_datasets.proto import tf_example_pb2
 
     # Parsing the records here is more than twice as fast as the generic decoder.
-    source = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
-    for first in range(0, len(source), _READ_AHEAD):
-        for record in source.__getitems__(range(first, min(first + _READ_AHEAD, len(source)))):
+    with _reading(builder):
+        source = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+        starts = range(0, len(source), _READ_AHEAD)
+    for first in starts:
+        with _reading(builder):
+            records = source.__getitems__(range(first, min(first + _READ_AHEAD, len(source))))
+        for record in records:
             sides = tf_example_pb2.Example.FromString(record).features.feature
             yield tuple(sides[language].bytes_list.value[0].decode() for language in languages)
+
+
+@contextlib.contextmanager
+def _reading(builder: Any) -> Iterator[None]:
+    """Errors of reading prepared files, in one line."""
+    try:
+        yield
+    except NotImplementedError:
+        raise InputError(
+            f"data.directory: {builder.data_dir} was prepared in a file format without random access; choose another "
+            "folder, where it is prepared as array_record"
+        ) from None
+    except (RuntimeError, IndexError, ValueError) as error:
+        reason = on_one_line(error)[:200]
+        raise DamagedError(
+            f"{builder.data_dir} is damaged ({reason}); delete it, and the same command prepares it again"
+        ) from None

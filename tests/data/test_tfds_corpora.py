@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from t2t_jax.data import tfds_corpora
 from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.preparation import open_store
-from t2t_jax.errors import InputError
+from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.training.loop import train
 from tests.data import toy_corpus
 from tests.runs import tiny_config
@@ -74,6 +74,10 @@ def test_splits_are_spelled_as_tfds_spells_them(tmp_path):
     [
         ({"corpus": "tfds:toy_number/de-en"}, "no such dataset; did you mean 'toy_numbers'"),
         ({"corpus": "tfds:toy_numbers/de-em"}, "toy_numbers has no configuration 'de-em'; did you mean 'de-en'"),
+        (
+            {"corpus": "tfds:toy_unreachable/de-en", "languages": ("en", "fr")},
+            "toy_unreachable/de-en has no fr; it has",
+        ),
         ({"languages": ("en", "fr")}, "data.target_language=fr: toy_numbers/de-en has no fr; it has de, en"),
         ({"languages": ("de", "de")}, "data.source_language and data.target_language are both 'de'"),
         ({"dev": "dev"}, "data.dev=dev: toy_numbers/de-en has no split 'dev'; it has test, train, validation"),
@@ -83,6 +87,30 @@ def test_splits_are_spelled_as_tfds_spells_them(tmp_path):
 def test_what_does_not_exist_is_refused_with_the_nearest(tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
         read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1000], lambda data: data[: len(data) // 2] + b"x" * 99, lambda _: b""]
+)
+def test_a_damaged_shard_is_one_line(tmp_path, damage):
+    corpus = read(tmp_path)
+    (shard,) = tmp_path.rglob("*-train.array_record-*")
+    shard.write_bytes(damage(shard.read_bytes()))
+    with pytest.raises(
+        DamagedError, match=r"toy_numbers/de-en/1.0.0 is damaged \(.*\); delete it, and the same command"
+    ):
+        list(corpus.splits["train"]())
+
+
+def test_a_corpus_that_was_prepared_as_tfrecord_is_refused(tmp_path):
+    """Its files' names and their description, as TFDS looks at no more before it refuses them."""
+    read(tmp_path)
+    (info,) = tmp_path.rglob("dataset_info.json")
+    info.write_text(info.read_text().replace("array_record", "tfrecord"))
+    for shard in list(tmp_path.rglob("*.array_record-*")):
+        shard.rename(str(shard).replace("array_record", "tfrecord"))
+    with pytest.raises(InputError, match="data.directory: .* was prepared in a file format without random access"):
+        list(read(tmp_path).splits["train"]())
 
 
 class ToyUnreachable(ToyNumbers):
