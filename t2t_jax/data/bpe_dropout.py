@@ -43,6 +43,7 @@ class BpeDropout:
         by_score = np.argsort([-piece.score for piece in model.pieces], kind="stable")
         self._rank = np.empty(len(by_score), np.int64)
         self._rank[by_score] = np.arange(len(by_score))
+        self._num_initial = sum(piece.score > 0 for piece in model.pieces)  # by `model_of_merges`
         self._make_merges()
 
     def _make_merges(self) -> None:
@@ -68,7 +69,7 @@ class BpeDropout:
         ends = np.cumsum([len(line) for line in normalized])
         words = self._words(characters, ends)
         text_of_word = np.searchsorted(ends, np.flatnonzero(np.diff(words, prepend=-1)), side="right")
-        symbols, words = self._merge(symbols, words, rate, np.random.default_rng(seed))
+        symbols, words = self._merge(*self._initial(symbols, words), rate, np.random.default_rng(seed))
         bounds = np.searchsorted(text_of_word[words], np.arange(1, len(texts)))
         return [list(self._pieces(part.tolist(), distinct)) for part in np.split(symbols, bounds)]
 
@@ -80,6 +81,15 @@ class BpeDropout:
         starts[1:] |= spaces if self._space_ends_word else np.append(spaces[1:], False)
         starts[0] = False
         return np.cumsum(starts[:-1])
+
+    def _initial(self, symbols: np.ndarray, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The symbols that merges start from, and their words: subword-nmt's last one has the end of the word."""
+        ranks, merged = self._possible(symbols, words)
+        joined = np.flatnonzero(ranks < self._num_initial)
+        symbols[joined] = merged[joined]
+        is_kept = np.ones(len(symbols), bool)
+        is_kept[joined + 1] = False
+        return symbols[is_kept], words[is_kept]
 
     def _merge(
         self, symbols: np.ndarray, words: np.ndarray, rate: float, rng: np.random.Generator

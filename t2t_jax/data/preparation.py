@@ -180,6 +180,10 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
         made_from["preprocessing"] = functions
     if settings.segmentations == 1:
         made_from.pop("bpe_dropout", None)  # nothing is drawn
+    if settings.segmentations > 1 and (settings.vocabulary or settings.source_vocabulary):
+        made_from["initial_symbols"] = (
+            True  # with subword-nmt's codes, dropout left out ends of words in earlier stores
+        )
     if corpus.texts:
         made_from["texts"] = len(corpus.texts)  # their sizes are kept; in earlier stores they are not
     if (settings.vocabulary or settings.source_vocabulary) and rules.normalizes:
