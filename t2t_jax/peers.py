@@ -179,7 +179,13 @@ def connect(process_id: int, num_processes: int, coordinator: str, store: Any, l
             store.key_value_set("t2t_jax/peers", json.dumps(address))
             return Peers(_accept(listening, token, num_processes - 1), limit_seconds)
     address = json.loads(store.blocking_key_value_get("t2t_jax/peers", 1000 * _CONNECT_SECONDS))
-    connection = socket.create_connection((host, address["port"]), timeout=_CONNECT_SECONDS)
+    try:
+        connection = socket.create_connection((host, address["port"]), timeout=_CONNECT_SECONDS)
+    except OSError as error:
+        raise InterruptedRun(
+            f"process 0 can't be reached at {host}:{address['port']} ({error.strerror or error}), a free port besides "
+            "the coordinator's; let it through the firewall, and run the same command again"
+        ) from None
     hello = {"token": address["token"], "process": process_id, "host": own_host}
     connection.sendall(json.dumps(hello).encode() + b"\n")
     return Peers([Peer(connection, f"process 0 on {address['host']}")], limit_seconds)

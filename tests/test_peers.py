@@ -1,5 +1,6 @@
 """Whatever happens to one of several processes, the others end within the time limit, with a line that names it."""
 
+import json
 import os
 import signal
 import socket
@@ -8,10 +9,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from t2t_jax import peers
+from t2t_jax.errors import InterruptedRun
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 2.0
@@ -140,6 +143,15 @@ def test_a_process_that_finishes_is_not_reported_as_lost(start):
 def test_processes_that_all_stop_early_are_not_reported_as_lost(start):
     for code, error in end_within(start("stop early", "stop early"), 8):
         assert code == 1 and error.endswith("InterruptedRun: stopped by a signal")  # which main.py prints as a line
+
+
+def test_a_port_that_cannot_be_reached_is_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    address = json.dumps({"port": port, "token": "t", "host": "h"})
+    store = SimpleNamespace(blocking_key_value_get=lambda *_: address)
+    with pytest.raises(InterruptedRun, match=rf"process 0 can't be reached at 127.0.0.1:{port} \(Connection refused\)"):
+        peers.connect(1, 2, "127.0.0.1:1", store, 1.0)
 
 
 @pytest.mark.parametrize(

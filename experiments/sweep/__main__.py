@@ -160,6 +160,8 @@ def folder(path: str) -> Path:
     """The value of --workdir."""
     if is_url(path):
         raise argparse.ArgumentTypeError(f"{path} is a URL; give the path of a folder")
+    if not path or "," in path:
+        raise argparse.ArgumentTypeError(f"{path!r} must be the path of a folder, without a comma")
     return Path(os.path.expanduser(path))  # as main.py does
 
 

@@ -50,8 +50,8 @@ def make_trials(
 
 def row_files(folder: str, rows: str | None = None) -> dict[str, Path]:
     """The config file of each row, by row: those of a comma-separated list, or all files of the folder."""
-    path = Path(folder) if Path(folder).is_dir() else CONFIGS / folder
-    files = {file.stem: file for file in sorted(path.glob("*.py")) if file.stem != "__init__"}
+    of = lambda path: {file.stem: file for file in sorted(path.glob("*.py")) if file.stem != "__init__"}
+    files = of(Path(folder)) or of(CONFIGS / folder)  # a sweep's own folder may be called table3 too
     if not files:
         raise InputError(f"{folder}: not a folder of configs; table3 is one")
     return files if rows is None else {row: files[choice("--rows", row, files)] for row in rows.split(",")}

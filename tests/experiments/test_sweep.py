@@ -15,6 +15,7 @@ import pytest
 import main
 from configs.presets import miniature
 from experiments.sweep import __main__ as sweep
+from experiments.sweep import plan
 from experiments.sweep.local import visible_gpus, worker_slots
 from experiments.sweep.plan import make_trials, parse_config, row_files
 from experiments.sweep.status_table import StatusTable
@@ -98,6 +99,21 @@ def test_a_grid_of_files_makes_folders_of_the_sweep(capsys, tmp_path):
     ]  # fmt: skip
 
 
+def test_a_folder_of_the_sweep_may_have_the_name_of_the_configs(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "CONFIGS", plan.CONFIGS.resolve())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table3/base/seed_0").mkdir(parents=True)
+    assert sweep.main(["table3", "--workdir=table3", "--rows=base", "--dry_run"]) == 0
+    assert "configs/table3/base.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("path", ["", "a,b"])
+def test_a_folder_that_no_trial_could_train_in_is_refused(capsys, path):
+    with pytest.raises(SystemExit, match="2"):
+        sweep.main(["table3", f"--workdir={path}", "--dry_run"])
+    assert "must be the path of a folder, without a comma" in capsys.readouterr().err
+
+
 def test_a_script_with_tasks_of_its_own_takes_the_place_of_main(capsys, tmp_path):
     """As in docs/architecture.md; the printed command is run."""
     script = tmp_path / "my_script.py"
@@ -159,6 +175,10 @@ def test_the_trials_with_the_most_steps_start_first(capsys, tmp_path):
         (["table3", "--slurm=time=5"], "needs --launcher=slurm"),
         (["table3", "--launcher=slurm", "--jobs=2"], "Slurm decides"),
         (["table3", "--launcher=slurm", "--slurm=time"], "must be NAME=VALUE"),
+        (
+            ["table3", "--launcher=slurm", "--slurm=time=9,array_parallelism=4"],
+            "array_parallelism is for --mode=prepare",
+        ),
         (["configs/quickstart.py"], "give its folder and its row: configs --rows=quickstart"),
         (["tabel3"], "tabel3: not a folder of configs"),
     ],
