@@ -21,7 +21,7 @@ from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
-from t2t_jax.run_folder import RunFolder, changes, has_effect, is_option, row_of
+from t2t_jax.run_folder import RunFolder, changes, has_effect, is_option, row_of, without_effect_on_average
 
 Record = dict[str, Any]
 Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
@@ -83,8 +83,7 @@ def check_provenance(record: Record, where: str) -> Record:
     )
     check_names(config, f"{where}: config")
     for field, value in config.items():
-        values = value if isinstance(value, list) and is_option(field) else [value]
-        if not all(map(is_scalar, values)):
+        if not is_scalar(value) and not (is_option(field) and isinstance(value, list)):
             raise DamagedError(f"{where} is damaged: {field} of its config is {shown(value)}; it must be a scalar")
     return record
 
@@ -183,7 +182,8 @@ def config_of(run: RunFolder) -> dict[str, Any]:
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """{'SECTION.FIELD': value} of the fields that affect the scores; of files, their names."""
     fields = flat({section: config[section] for section in _SECTIONS if section in config})
-    kept = {field: value for field, value in fields.items() if has_effect(field) and field not in _LEFT_OUT}
+    left_out = without_effect_on_average(config).union(_LEFT_OUT)
+    kept = {field: value for field, value in fields.items() if has_effect(field) and field not in left_out}
     names = {field: _names(kept[field]) for field in _FILE_FIELDS if field in kept}
     return kept | names | {"evaluate.dtype": config.get("evaluate", {}).get("dtype", "float32")}
 

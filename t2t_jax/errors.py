@@ -66,7 +66,7 @@ def choice(field: str, value: str, allowed: Iterable[str], is_open: bool = False
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP,
             errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOENT, errno.EEXIST, errno.EMFILE,
             errno.ENFILE)  # fmt: skip
-_NAMED_IN_TEXT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+_NAMED_IN_TEXT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.EACCES)
 
 
 def storage_reason(error: BaseException) -> str | None:

@@ -154,7 +154,7 @@ class RunFolder:
         """Whether the same weights may get other scores, or others be averaged, than with the run's config so far."""
         if not self._config.is_file():
             return False
-        differ = changes(flat(config), flat(self.config))
+        differ = changes(flat(config), flat(self.config)).keys() - without_effect_on_average(config)
         return any(has_effect(field) and field.split(".")[0] in _FREE_SECTIONS for field in differ)
 
     def describe(self, config: dict[str, Any], vocabularies: Mapping[str, bytes]) -> None:
@@ -322,6 +322,14 @@ def has_effect(field: str) -> bool:
     return field not in _WITHOUT_EFFECT and not field.startswith("machine.")
 
 
+def without_effect_on_average(config: Mapping[str, Any]) -> set[str]:
+    """The fields of the section checkpoint that do not change which checkpoints are averaged, in this config."""
+    section = config.get("checkpoint", {})
+    if section.get("average_last", 1) == 1:
+        return {"checkpoint.interval_steps", "checkpoint.interval_minutes"}
+    return {"checkpoint.interval_minutes"} if section.get("interval_steps", 0) else set()
+
+
 def is_option(field: str) -> bool:
     """Whether SECTION.FIELD of a config is of an entry of one's own: a config without it was not given one."""
     return field.split(".")[1:2] == ["options"]
@@ -339,7 +347,7 @@ def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str,
 
 def _as_json(value: Any) -> Any:
     """The value of a field as it is read back from JSON, which has no tuples."""
-    return list(value) if isinstance(value, tuple) else value
+    return list(map(_as_json, value)) if isinstance(value, (list, tuple)) else value
 
 
 def row_of(path: Path) -> str:

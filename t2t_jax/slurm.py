@@ -18,6 +18,7 @@ _DEFAULT_JOBS = 8
 # Parameters of submitit that are no single text, by their type.
 _WHOLE_NUMBERS = ("time", "nodes", "ntasks_per_node", "cpus_per_task", "signal_delay_s")
 _LISTS = ("setup", "teardown", "srun_args")
+_SWITCHES = ("use_srun", "stderr_to_stdout")
 
 
 class JobsRefused(InputError):
@@ -55,6 +56,8 @@ def _typed(name: str, value: str) -> Any:
         return [value]
     if value in ("True", "False"):
         return value == "True"
+    if name in _SWITCHES:
+        raise InputError(f"--slurm: {name}={value}: must be True or False")
     if re.fullmatch("0|[1-9][0-9]*", value):  # an account may begin with 0
         return int(value)
     if name in _WHOLE_NUMBERS:

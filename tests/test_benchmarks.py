@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import accelerator, faults, measure, training_batches
+from benchmarks import accelerator, data, decoding, faults, measure, training, training_batches
 from benchmarks.training_systems import JaxStep, TorchStep, environment
 from t2t_jax import huge_pages
 from t2t_jax.data.token_store import Sentences
@@ -53,16 +53,18 @@ def named():
 
 
 @pytest.mark.parametrize(
-    ("given", "refused"), [("64", None), ("0", "at least 32"), ("40", "a multiple of 32"), ("x", "invalid")]
+    ("benchmark", "argument", "refused"),
+    [
+        (decoding, "--rounds=0", "must be at least 1"),
+        (training, "--tokens=0", "must be at least 32"),
+        (training, "--tokens=40", "and a multiple of 32"),
+        (data, "--pairs=x", "invalid number value"),
+    ],
 )
-def test_a_number_that_cannot_be_measured_is_refused(capsys, given, refused):
-    parser = measure.argument_parser("benchmarks.training", "")
-    parser.add_argument("--tokens", type=measure.at_least(32, 32))
-    if not refused:
-        assert parser.parse_args(["--tokens", given]).tokens == 64
-        return
+def test_a_number_that_cannot_be_measured_is_refused(monkeypatch, capsys, benchmark, argument, refused):
+    monkeypatch.setattr(sys, "argv", ["benchmark", argument])
     with pytest.raises(SystemExit) as exited:
-        parser.parse_args(["--tokens", given])
+        benchmark.main()
     assert exited.value.code == 2 and refused in capsys.readouterr().err
 
 

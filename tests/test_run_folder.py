@@ -239,6 +239,9 @@ def test_scores_that_other_settings_gave_do_not_stay_beside_the_new_ones(tmp_pat
     more_steps = {"train": {"train_steps": 9, "seed": 0}}
     begin(5, CONFIG | more_steps).close()
     assert result.exists()  # of a run of fewer steps, as it says
+    begin(5, CONFIG | more_steps | {"checkpoint": {"average_last": 1, "interval_minutes": 9.0}}).close()
+    begin(5, CONFIG | more_steps | {"checkpoint": {"average_last": 1, "interval_minutes": 5.0}}).close()
+    assert result.exists()  # nothing is averaged
     begin(5, CONFIG | more_steps | {"decode": CONFIG["decode"] | {"beam_size": 1}}).close()
     assert not result.exists()
 

@@ -21,7 +21,7 @@ from t2t_jax import slurm
 from t2t_jax.data import cleaning
 from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
 from t2t_jax.data.languages import base_language
-from t2t_jax.data.ready_vocabulary import ready_vocabulary
+from t2t_jax.data.ready_vocabulary import is_merges, ready_vocabulary
 from t2t_jax.data.shards import SHARD_SIZE, Encoding, chunks, join_shards, refuse_unguarded_script, write_shards
 from t2t_jax.data.store_settings import StoreSettings
 from t2t_jax.data.task import (
@@ -180,10 +180,9 @@ def _key(corpus: Corpus, settings: StoreSettings) -> str:
         made_from["preprocessing"] = functions
     if settings.segmentations == 1:
         made_from.pop("bpe_dropout", None)  # nothing is drawn
-    if settings.segmentations > 1 and (settings.vocabulary or settings.source_vocabulary):
-        made_from["initial_symbols"] = (
-            True  # with subword-nmt's codes, dropout left out ends of words in earlier stores
-        )
+    ready = filter(None, (settings.vocabulary, settings.source_vocabulary))
+    if settings.segmentations > 1 and any(map(is_merges, ready)):
+        made_from["initial_symbols"] = True  # in earlier stores dropout also left out the ends of words
     if corpus.texts:
         made_from["texts"] = len(corpus.texts)  # their sizes are kept; in earlier stores they are not
     if (settings.vocabulary or settings.source_vocabulary) and rules.normalizes:
@@ -227,6 +226,7 @@ def _encoding(corpus: Corpus, settings: StoreSettings, work: Path) -> Encoding:
 def _write(
     corpus: Corpus, settings: StoreSettings, work: Path, final: Path, write_by_jobs: Callable[[Path], None] | None
 ) -> None:
+    settings.check_rules()  # not before: stores of earlier versions can be read
     corpus.check()
     folder, held_out = work / _VOCABULARIES, _held_out(corpus)
     vocabularies = _open_finished(folder) or _write_vocabularies(folder, corpus, settings)

@@ -48,6 +48,14 @@ def ready_vocabulary(
     return add_normalization(_checked(name, model), replace or {}, name)
 
 
+def is_merges(path: str | Path) -> bool:
+    """Whether a file holds BPE merges and no SentencePiece model."""
+    try:
+        return bool(_merges(Path(path).read_text("utf-8-sig")))
+    except ValueError:
+        return False
+
+
 def _checked(name: str, model: bytes) -> bytes:
     """The model, after checking that it can encode text; error messages call it `name`."""
     try:

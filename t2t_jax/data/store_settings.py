@@ -63,8 +63,11 @@ class StoreSettings:
             raise InputError(
                 f"data.character_coverage must be 1 without data.byte_fallback; got {self.character_coverage}"
             )
-        if TASKS[self.task].target_symbols:
-            self._check_for_symbols()
+        if self.segmentations > 1 and TASKS[self.task].target_symbols:
+            raise InputError(
+                f"data.segmentations={self.segmentations}: the targets of data.task={self.task} are whole symbols, "
+                "which are segmented in one way; give 1"
+            )
         if self.segmentations > 1 and self.vocab_kind != "bpe" and self._trains_subwords:
             raise InputError(
                 f"data.segmentations={self.segmentations}: several need data.vocab_kind=bpe; got {self.vocab_kind}"
@@ -74,18 +77,13 @@ class StoreSettings:
             if path and not Path(path).is_file():
                 raise InputError(f"data.{field}: no file {path}; give a SentencePiece model or subword-nmt's codes")
 
-    def _check_for_symbols(self) -> None:
-        """Refuses what is made for text where the targets are symbols, such as the brackets and labels of a tree."""
-        if self.segmentations > 1:
-            raise InputError(
-                f"data.segmentations={self.segmentations}: the targets of data.task={self.task} are whole symbols, "
-                "which are segmented in one way; give 1"
-            )
-        for name in _FOR_WORDS:
+    def check_rules(self) -> None:
+        """Refuses, for a new store, cleaning rules for words where the targets are trees."""
+        for name in _FOR_WORDS if TASKS[self.task].grammar else ():
             if value := getattr(self.cleaning, name):
                 raise InputError(
                     f"data.cleaning.{name}={value} is for words on both sides, but the targets of "
-                    f"data.task={self.task} are symbols; set it to {getattr(cleaning.Rules(), name)}"
+                    f"data.task={self.task} are not words; set it to {getattr(cleaning.Rules(), name)}"
                 )
 
     @property

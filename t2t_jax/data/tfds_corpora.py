@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax.data.parallel_text import check_languages_differ
-from t2t_jax.errors import DamagedError, InputError, on_one_line
+from t2t_jax.errors import DamagedError, InputError, on_one_line, storage_reason
 from t2t_jax.files import expanded, folder_lock, sha256
 
 PREFIX = "tfds:"  # of `data.corpus`
@@ -146,6 +146,8 @@ def _reading(builder: Any) -> Iterator[None]:
             "folder, where it is prepared as array_record"
         ) from None
     except (RuntimeError, IndexError, ValueError) as error:
+        if storage := storage_reason(error):
+            raise InputError(f"data.directory: can't read {builder.data_dir} ({storage}); correct that") from None
         reason = on_one_line(error)[:200]
         raise DamagedError(
             f"{builder.data_dir} is damaged ({reason}); delete it, and the same command prepares it again"

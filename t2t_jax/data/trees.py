@@ -110,7 +110,7 @@ def _add_text(node: _Open, text: str, where: str) -> None:
     if node.label is None and not node.children:
         node.label = text
     elif node.word is None and not node.children:
-        node.word = text
+        node.word = "".join(text.splitlines()) or "-"  # no word of a sentence has ends of lines, such as U+2028
     else:
         raise InputError(f"{where}: {text!r} is a second word in one bracket; each word needs a tag and brackets")
 

@@ -14,11 +14,12 @@ _SENTENCE_ENDS = (".", "!", "?", "…", ":", ";")
 _FULL_WIDTH_ENDS = ("。", "！", "？")  # in scripts without spaces
 # A possible end of a sentence and the space after it, if a text follows; without backtracking, so in linear time.
 _BOUNDARY = re.compile("(?:(?<![.!?…])[.!?…]++[\"'”’“»)\\]]*+ ++|(?<![。！？])[。！？]++[”’」』）]*+ *+)(?=\\S)")
-# Before a full stop that ends no sentence: a title, an initial, an abbreviation with full stops (no number or domain,
-# such as 3.50 or example.com), an ordinal number.
-_ABBREVIATION = re.compile(
-    r"(?:mrs?|ms|mme|dr|prof|st|hr|fr|nr|vs|\w|(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,3}|\d\d?)", re.IGNORECASE
-)
+# Before a full stop that ends no sentence: a title, an initial, an abbreviation with full stops, an ordinal number, a
+# day and month. No number or domain, such as 3.50 or example.com.
+_TITLE = "mrs?|ms|mme|dr|prof|st|hr|fr|nr|vs"
+_PART = rf"(?:{_TITLE}|univ|dipl|art|[^\W\d_]{{1,2}})\."
+_DATE = r"(?:0?[1-9]|[12]\d|3[01])\.(?:0?[1-9]|1[0-2])"
+_ABBREVIATION = re.compile(rf"(?:{_TITLE}|\w|(?:{_PART})+(?:{_TITLE}|[^\W\d_]{{1,3}})|\d\d?|{_DATE})", re.IGNORECASE)
 _LANGUAGE_TAG = re.compile("<2[A-Za-z][^<>\\s]*>")  # the language code of Johnson et al. 2017
 _LONGEST_CODE = 16  # subwords, where the vocabulary does not have the code whole
 

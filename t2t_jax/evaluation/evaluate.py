@@ -210,8 +210,8 @@ def _check_stored(output: str | None, runs: Sequence[str]) -> None:
         raise InputError("--workdir names several runs, and an ensemble has no folder; give --output=FILE")
     if (original := original_of(runs[0])) != runs[0] and not is_url(original):
         raise InputError(
-            f"workdir: {original} is a model of another system, without data of its own and a folder for scores; give "
-            "--source, --reference and --output"
+            f"workdir: {original} is a model of another system, without a test set and a folder for scores; give "
+            "--source, --reference and --output=FILE"
         )
 
 

@@ -113,13 +113,16 @@ def _check_plain(field: str, value: Any) -> None:
         for name, inner in value.items():
             _check_plain(f"{field}.{name}", inner)
         return
-    for item in value if isinstance(value, (list, tuple)) else [value]:
-        is_number = isinstance(item, (int, float)) and math.isfinite(item)
-        if not (is_number or isinstance(item, str) or item is None):
-            raise InputError(
-                f"{field}={shown(str(value))}: an option is a text, a finite number, True, False, None, a list of "
-                "these, or a dict of options by their names"
-            )
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _check_plain(field, item)
+        return
+    is_number = isinstance(value, (int, float)) and math.isfinite(value)
+    if not (is_number or isinstance(value, str) or value is None):
+        raise InputError(
+            f"{field}={shown(str(value))}: an option is a text, a finite number, True, False, None, a list, or a dict "
+            "with texts as keys"
+        )
 
 
 def check_data(config: ConfigDict) -> None:

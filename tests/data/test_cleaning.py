@@ -163,14 +163,14 @@ def test_reports_add_up_in_order():
         ("drop_wrong_script", True, "False"),
     ],
 )
-def test_rules_for_words_are_refused_where_the_targets_are_symbols(field, value, off):
+def test_rules_for_words_are_refused_where_a_store_of_trees_would_be_written(field, value, off):
     """A lower-cased tree has other labels: the model learned them, and every bracket was wrong."""
     data = base_ende.get_config().data
     data.cleaning[field] = value
-    StoreSettings.of(data)
+    StoreSettings.of(data).check_rules()
     data.task = "parsing_with_tags"
-    with pytest.raises(InputError, match=rf"data.cleaning.{field}={value} is for words .*symbols; set it to {off}$"):
-        StoreSettings.of(data)
+    with pytest.raises(InputError, match=rf"data.cleaning.{field}={value} is for words .*; set it to {off}$"):
+        StoreSettings.of(data).check_rules()
 
 
 @pytest.mark.parametrize(("field", "value"), [("max_words", -1), ("max_ratio", 0.5)])

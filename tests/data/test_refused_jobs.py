@@ -32,6 +32,7 @@ def slurm_with_full_queue(tmp_path, monkeypatch):
         ({"time": "60", "partitoin": "main"}, "--slurm: .*partitoin"),
         ({"time": "10:00:00"}, "--slurm: time=10:00:00: must be a whole number of minutes, such as time=600"),
         ({"time": "60", "nodes": "two"}, "--slurm: nodes=two: must be a whole number"),
+        ({"time": "60", "use_srun": "no"}, "--slurm: use_srun=no: must be True or False"),
     ],
 )
 def test_mistakes_in_the_resources_are_found_before_the_corpus_is_read(tmp_path, monkeypatch, options, message):

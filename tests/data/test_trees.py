@@ -163,6 +163,11 @@ def test_brackets_in_words_are_written_as_treebanks_write_them():
     assert output_tree("", "(NP )NP") == ("", {"empty": 1})
 
 
+def test_no_word_of_a_treebank_has_ends_of_lines():
+    """A sentence has none: else the words of its tree would be others than those that the model is given."""
+    assert words(parse("(TOP (NP (NN a\u2028b) (NN \x85)))")) == ["ab", "-"]
+
+
 def test_a_file_may_have_several_trees_a_line_or_a_tree_on_several_lines(tmp_path):
     lines = ["( (S", "  (NP (PRP I))", "  (VP (VBP sleep))))(NP (NN a))", "", "(NP (NN b))"]
     assert [words(tree) for tree in read_trees(lines, "wsj")] == [["I", "sleep"], ["a"], ["b"]]

@@ -92,6 +92,7 @@ LINES = [  # | stands for the end of a sentence and the space after it
     'He said: "Go away!"|She went.|(So it was.)|“Yes.”|Done; really: done.',
     "Mr. Smith of the U.S. Army met Dr. J. Jones, e.g. on the 3. October, vs. St. Paul in 2014.|Then he left.",
     "Wait ... what? she asked at 3.15 p.m. and left.",
+    "Bis 31.12. Urlaub, am 3.1. Feiertag.|Fragen Sie Univ.Prof. Huber, Prof.Dr. Meier oder Art.Nr. A12.|Ja.",
     "It costs 3.50.|Visit example.com.|Load main.py.|Write Ph.D. or z.B. Wien.|Version 2.0.1.|The end",
     "家は小さい。|「庭は大きい！」|はい。。",
     "Él vino.|¿Quién?|«Yo.»|Bien.",

@@ -57,6 +57,10 @@ def test_a_record_has_every_field_that_affects_the_scores():
         config = base_ende.get_config()
         config[section][field] = value
         assert changes(fields_of(config.to_dict()), same) == {f"{section}.{field}": value}
+    config = base_ende.get_config()
+    config.checkpoint.interval_minutes = 5.0
+    assert fields_of(config.to_dict()) == same  # as checkpoints are saved by steps
+    assert not any(field.startswith("checkpoint.interval") for field in fields_of(a_h4.get_config().to_dict()))
     assert changes({"model.later": 1} | same, same) == changes(same, {"model.later": 1} | same) == {}
 
 

@@ -195,7 +195,8 @@ def test_the_folder_works_like_a_run(published, tmp_path, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["sentences"] == 1
     assert str(folder) in json.loads((tmp_path / "scores.json").read_text())["checkpoints"]
     for arguments, message in {
-        (): f"workdir: {folder} is a model of another system, without data of its own and a folder for",
+        (): f"workdir: {folder} is a model of another system, without a test set and a folder for scores; "
+        "give --source, --reference and --output=FILE",
         (f"--output={folder}/config.json",): f"output={folder}/config.json: is inside the run",
     }.items():
         assert main.main([*evaluate, *arguments]) == 2
