@@ -69,7 +69,7 @@ def _for_people(row: Row, table: Table) -> list[str]:
     for column in MEASURED:
         ours = " ± ".join(_measured(column, value, table) for value in row.mean_and_deviation(column))
         cells += [_printed(row, column), ours] if table.has_paper else [ours]
-    p, corrected = [f"{value:.3f}" for value in _p_values(row, table)] or ["", ""]
+    p, corrected = [f"{p:.3f}" if p >= 0.0005 else "< 0.001" for p in _p_values(row, table)] or ["", ""]
     return [*cells, str(len(row.records) or ""), p, corrected + " *" * is_significant(row, table)]
 
 

@@ -131,6 +131,12 @@ def test_of_several_seeds_twice_the_largest_one_tailed_p_value_is_shown(tmp_path
     assert "corrected for 1 comparison;" in notes and "No p" not in notes
 
 
+def test_a_p_value_is_not_printed_as_zero(tmp_path, capsys):
+    made = against_base(differences=(-2.5,), p_values=(0.0001,))
+    assert main([records(tmp_path, trained("base"), *made)]) == 0
+    assert "| 1 | < 0.001 | < 0.001 * |" in capsys.readouterr().out
+
+
 def test_a_row_with_more_seeds_than_the_base_has_no_p_value_yet(tmp_path, capsys):
     """It would be that of fewer seeds than the mean beside it."""
     made = against_base(differences=(-2.5, -3.0), p_values=(0.01, 0.001))
@@ -412,8 +418,8 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "17787cf8af201626b23c8e3d2f54f417da8c2c17592bb478acaa7af653ad278d",
-    (True, "latex"): "b219878caae0fc3499a1b24e993508d78b74cab03c74c3e54331dcb7765d7a5b",
+    (True, "markdown"): "f60910c5a9eb474f0cda92ce91a47faa5fa0bba3d8adefa4ea77bb706363d8e7",
+    (True, "latex"): "a08e17e77dd1fac1b2e4adb6944256bda0f2e3866abf559e8a082f0551a0f8b4",
     (True, "csv"): "38794e6ff1c40bef7e58bd3d7748a6fff92800ca9eb461a03a297020fa129b60",
 }
 
