@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from t2t_jax.data.corpora import one_line
 from t2t_jax.errors import InputError, shown
+from t2t_jax.files import single_line
 
 ROOT, ANY_TAG = "TOP", "XX"
 _ROOTS = ("", "TOP", "ROOT", "S1")  # what treebanks call the root
@@ -110,7 +111,7 @@ def _add_text(node: _Open, text: str, where: str) -> None:
     if node.label is None and not node.children:
         node.label = text
     elif node.word is None and not node.children:
-        node.word = "".join(text.splitlines()) or "-"  # no word of a sentence has ends of lines, such as U+2028
+        node.word = "".join(text.splitlines()) or "-"  # no word has ends of lines: see `words_of`
     else:
         raise InputError(f"{where}: {text!r} is a second word in one bracket; each word needs a tag and brackets")
 
@@ -289,8 +290,8 @@ def number_of(token: str) -> int | None:
 
 
 def words_of(sentence: str) -> list[str]:
-    """The words of a tokenised sentence: what spaces separate."""
-    return [word for word in one_line(sentence).split(" ") if word]
+    """The words of a tokenised sentence: what spaces and ends of lines, such as U+2028, separate."""
+    return [word for word in one_line(single_line(sentence)).split(" ") if word]
 
 
 def check_words(sentence: str, tree: str) -> None:

@@ -11,7 +11,6 @@ from t2t_jax.data.task import Task, Vocabularies
 from t2t_jax.data.tokenizer import checked_lines, longest_whole
 from t2t_jax.decoding.long_sentences import cut, language_code, sentences_of
 from t2t_jax.errors import InputError
-from t2t_jax.files import single_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +34,10 @@ class Preprocessor:
     def plain(self, sources: Sequence[str]) -> list[str]:
         """The sources without characters that the vocabulary has not learnt, as far as these have a plain form.
 
-        A task with a grammar keeps them, as its outputs are over the words of the source, but for ends of lines.
+        A task with a grammar keeps them, as its outputs are over the words of the source.
         """
         if self.task.grammar:
-            return ["" if is_blank(line) else single_line(line) for line in checked_lines(sources)]
+            return ["" if is_blank(line) else line for line in checked_lines(sources)]
         return self.vocabularies.source.plain(sources)
 
     def encode_targets(

@@ -166,6 +166,7 @@ def test_brackets_in_words_are_written_as_treebanks_write_them():
 def test_no_word_of_a_treebank_has_ends_of_lines():
     """A sentence has none: else the words of its tree would be others than those that the model is given."""
     assert words(parse("(TOP (NP (NN a\u2028b) (NN \x85)))")) == ["ab", "-"]
+    assert output_tree("a\u2028b c", "XX XX XX")[0] == "(TOP (XX a) (XX b) (XX c))"
 
 
 def test_a_file_may_have_several_trees_a_line_or_a_tree_on_several_lines(tmp_path):
