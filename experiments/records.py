@@ -21,7 +21,7 @@ from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
-from t2t_jax.run_folder import RunFolder, changes, has_effect, is_option, row_of, without_effect_on_average
+from t2t_jax.run_folder import RunFolder, changes, has_effect, is_option, row_of
 
 Record = dict[str, Any]
 Reader = Callable[[str | Path], Record]  # of a run folder, or of a file
@@ -182,8 +182,7 @@ def config_of(run: RunFolder) -> dict[str, Any]:
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """{'SECTION.FIELD': value} of the fields that affect the scores; of files, their names."""
     fields = flat({section: config[section] for section in _SECTIONS if section in config})
-    left_out = without_effect_on_average(config).union(_LEFT_OUT)
-    kept = {field: value for field, value in fields.items() if has_effect(field) and field not in left_out}
+    kept = {field: value for field, value in fields.items() if has_effect(field, config) and field not in _LEFT_OUT}
     names = {field: _names(kept[field]) for field in _FILE_FIELDS if field in kept}
     return kept | names | {"evaluate.dtype": config.get("evaluate", {}).get("dtype", "float32")}
 

@@ -154,8 +154,8 @@ class RunFolder:
         """Whether the same weights may get other scores, or others be averaged, than with the run's config so far."""
         if not self._config.is_file():
             return False
-        differ = changes(flat(config), flat(self.config)).keys() - without_effect_on_average(config)
-        return any(has_effect(field) and field.split(".")[0] in _FREE_SECTIONS for field in differ)
+        differ = changes(flat(config), flat(self.config))
+        return any(has_effect(field, config) and field.split(".")[0] in _FREE_SECTIONS for field in differ)
 
     def describe(self, config: dict[str, Any], vocabularies: Mapping[str, bytes]) -> None:
         """Writes the configuration and the vocabularies, by file name: with a checkpoint, all that reading it needs."""
@@ -196,14 +196,15 @@ class RunFolder:
             raise InputError(f"workdir: another process is training in {self.path}; choose another folder")
 
     def _check_same(self, config: dict[str, Any]) -> None:
-        if "imported_from" in self.config:
+        trained = self.config
+        if "imported_from" in trained:
             raise InputError(
                 f"workdir: {self.path} is an imported model, which training can't resume; give another --workdir, and "
                 f"--init_from={self.path} to start from its weights"
             )
-        old, new = flat(self.config), flat(with_later_fields(config))
+        old, new = flat(trained), flat(with_later_fields(config))
         for field in sorted(old.keys() | new.keys()):
-            free = not has_effect(field) or field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
+            free = not has_effect(field, config) or field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
             if field in _ONLY_WITH_PACKING:
                 free = {old.get("data.packing"), new.get("data.packing")} != {_ONLY_WITH_PACKING[field]}
             if not free and old.get(field) != _as_json(new.get(field)):
@@ -317,17 +318,18 @@ def _why_no_run(path: Path) -> str:
     return f"{path} is not a run folder (no config.json); {advice}"
 
 
-def has_effect(field: str) -> bool:
-    """Whether SECTION.FIELD of a config may change the weights or the scores of a run that reaches its end."""
+def has_effect(field: str, config: Mapping[str, Any]) -> bool:
+    """Whether SECTION.FIELD of a config may change the weights or the scores of a run that reaches its end.
+
+    The spacing of checkpoints does where several are averaged; their clock, only if none is saved by steps.
+    """
+    checkpoint = config.get("checkpoint", {})
+    averages = checkpoint.get("average_last", 1) > 1
+    if field == "checkpoint.interval_steps":
+        return averages
+    if field == "checkpoint.interval_minutes":
+        return averages and not checkpoint.get("interval_steps", 0)
     return field not in _WITHOUT_EFFECT and not field.startswith("machine.")
-
-
-def without_effect_on_average(config: Mapping[str, Any]) -> set[str]:
-    """The fields of the section checkpoint that do not change which checkpoints are averaged, in this config."""
-    section = config.get("checkpoint", {})
-    if section.get("average_last", 1) == 1:
-        return {"checkpoint.interval_steps", "checkpoint.interval_minutes"}
-    return {"checkpoint.interval_minutes"} if section.get("interval_steps", 0) else set()
 
 
 def is_option(field: str) -> bool:

@@ -13,7 +13,7 @@ from experiments.scores import headline
 from experiments.sweep.trial_process import HUNG
 from t2t_jax.errors import DamagedError, InputError, shown
 from t2t_jax.files import flat, read_object, try_lock
-from t2t_jax.run_folder import RunFolder, changes, has_effect, without_effect_on_average
+from t2t_jax.run_folder import RunFolder, changes, has_effect
 
 WAITING, RUNNING, FINISHED, INTERRUPTED, FAILED = "waiting", "running", "finished", "interrupted", "failed"
 REFUSED = "refused"  # until what its message names is corrected
@@ -83,9 +83,8 @@ class Trial:
     def _config_mismatch(self) -> str | None:
         """A setting that differs from the trained one, if any. For unfinished trials `main.py` makes this check."""
         trained, wanted = flat(RunFolder.open(self.folder).config), flat(self.settings)
-        without_effect = without_effect_on_average(self.settings)
         for field, value in sorted(changes(wanted, trained).items()):
-            if has_effect(field) and field not in without_effect:
+            if has_effect(field, self.settings):
                 return (
                     f"{field} is {value!r}, but {self.folder} is finished with {shown(trained.get(field))}; "
                     "give the same values with --set or choose another --workdir"
