@@ -36,7 +36,7 @@ _MAGIC = {b"\x1f\x8b": ("gzip", "zcat"), b"BZh": ("bzip2", "bzcat"), b"\xfd7zXZ"
 _CHECKSUM = "checksum"  # the key under which a JSON object holds the SHA-256 of everything else in it
 
 LONGEST_LINE = 10 << 20  # bytes
-_URL = re.compile(r"[a-z][a-z0-9+.-]*://")
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://|(s3|gs|gcs):/", re.IGNORECASE)  # pathlib makes one slash of two
 _ATTEMPTS = 100  # to remove a folder in which another thread is still writing
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_ENDS = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
@@ -235,6 +235,8 @@ def storage_errors(failed: str) -> Iterator[None]:
 
 def check_output(field: str, path: str | Path) -> Path:
     """The path of a file to be written later; raises InputError now where writing would fail then."""
+    if is_url(path):
+        raise InputError(f"{field}: {path} is a URL; give the path of a file")
     path = expanded(field, path)
     if path.is_dir():
         raise InputError(f"{field}={path}: is a folder; give the path of a file")

@@ -66,21 +66,23 @@ class RemoteFolder:
         self._files, self._root = self._connect()
 
     def _connect(self) -> tuple[Any, str]:
+        from fsspec import available_protocols
+        from fsspec.core import url_to_fs
+
         scheme, _, path = self._url.partition("://")
         if scheme in ("file", "local"):
             raise InputError(f"{self._field}: {self._url}: give the path of the folder, {path}")
+        if scheme not in available_protocols():
+            raise InputError(f"{self._field}: {self._url}: no such kind of URL; s3:// and gs:// are known")
+        if {".", ".."} & set(path.split("/")):
+            raise InputError(f"{self._field}: {self._url}: . and .. are names in an object store; leave them out")
         try:
-            from fsspec import available_protocols
-            from fsspec.core import url_to_fs
-
             files, root = url_to_fs(self._url, use_listings_cache=False)
         except ImportError:
             install = f"pip install 't2t_jax[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "see fsspec's documentation"
             raise InputError(f"{self._field}: {self._url} needs another package: {install}") from None
         except Exception as error:  # of the client library, such as ValueError for what it is not told
             reason = f"can't be opened ({on_one_line(error)[:200]}); correct that, or choose another"
-            if scheme not in available_protocols():
-                reason = "no such kind of URL; s3:// and gs:// are known"
             raise InputError(f"{self._field}: {self._url}: {reason}") from None
         return files, root.rstrip("/")
 
@@ -96,6 +98,7 @@ class RemoteFolder:
                 try:
                     self._get(names)
                 except FileNotFoundError:  # the process that trains has replaced a checkpoint
+                    remove_folder(self._local)  # what is left of it must not be uploaded as if it were new
                     continue
             self._stamps = {name: _stamp(self._local / name) for name in names}
             return
@@ -243,7 +246,8 @@ def mirrored(field: str, directory: str, folder: Path) -> Iterator[None]:
                 copy = work / folder.name
                 remove_folder(copy)
                 remote(copy).download()
-                os.rename(copy, folder)
+                if (copy / _MANIFEST).exists():  # if not, another machine has begun to replace it
+                    os.rename(copy, folder)
     yield
-    if not is_there:
+    if not remote(folder).names():  # another machine may have uploaded it meanwhile
         remote(folder).upload()

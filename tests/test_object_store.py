@@ -290,6 +290,25 @@ def test_a_checkpoint_deleted_while_it_is_read_is_read_again_as_what_replaced_it
     }
 
 
+def test_a_reader_uploads_nothing_of_a_checkpoint_that_was_deleted_while_it_was_downloaded(tmp_path, monkeypatch):
+    first_state(tmp_path / "trainer")
+    trainer = RemoteFolder("workdir", URL, tmp_path / "trainer", UNIT)
+    trainer.upload()
+    download = MemoryFileSystem.get_file
+
+    def replaced_meanwhile(self, remote, local, **options):
+        download(self, remote, local, **options)
+        if remote.endswith("checkpoints/4/manifest.json"):
+            remove(tmp_path / "trainer", 4)
+            write(tmp_path / "trainer", 6, "six")
+            trainer.upload()
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", replaced_meanwhile)
+    with local_run(URL, needed_to_read("last")) as (folder, _):
+        assert checkpoints(files_in(Path(folder))).keys() == {6}
+    assert not any("checkpoints/4/" in name for name in MemoryFileSystem.store)
+
+
 @pytest.mark.parametrize(
     ("step", "folder"),
     [(None, "averaged/6"), ("averaged", "averaged/6"), ("last", "checkpoints/10"), (4, "checkpoints/4")],
@@ -378,6 +397,37 @@ def test_a_store_without_a_manifest_is_made_and_uploaded_again(tmp_path):
     assert list(MemoryFileSystem.store) == ["/bucket/data/store/manifest.json"]
 
 
+def test_a_store_that_two_machines_have_made_is_uploaded_once_and_never_taken_by_halves(tmp_path, monkeypatch):
+    def prepared(machine):
+        """A machine that has begun with an empty object store, and has made the token store."""
+        mirror = mirrored("data.directory", "memory://bucket/data", tmp_path / machine / "store")
+        mirror.__enter__()
+        (tmp_path / machine / "store").mkdir(parents=True)
+        for name in ("ids", "manifest.json"):
+            (tmp_path / machine / "store" / name).write_text(f"made by the {machine} machine")
+        return mirror
+
+    first, second = prepared("first"), prepared("second")
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert set(MemoryFileSystem.store) == {"/bucket/data/store/ids", "/bucket/data/store/manifest.json"}
+    assert MemoryFileSystem().cat("/bucket/data/store/ids") == b"made by the first machine"
+
+    download = MemoryFileSystem.get_file
+
+    def deleted_meanwhile(self, remote, local, **options):
+        download(self, remote, local, **options)
+        MemoryFileSystem.store.clear()
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", deleted_meanwhile)
+    folder = tmp_path / "third" / "store"
+    with mirrored("data.directory", "memory://bucket/data", folder):
+        assert not folder.exists(), "half of it"
+        folder.mkdir()
+        (folder / "manifest.json").write_text("all")
+    assert set(MemoryFileSystem.store) == {"/bucket/data/store/manifest.json"}
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -385,6 +435,9 @@ def test_a_store_without_a_manifest_is_made_and_uploaded_again(tmp_path):
         ("s3://bucket/run", r"workdir: s3://bucket/run needs another package: pip install 't2t_jax\[s3\]'"),
         ("abfs://bucket/run", r"workdir: abfs://bucket/run: can't be opened \(as fsspec does\)"),
         ("file:///bucket/run", "workdir: file:///bucket/run: give the path of the folder, /bucket/run"),
+        ("S3://bucket/run", "workdir: S3://bucket/run: no such kind of URL; s3:// and gs:// are known"),
+        ("s3:/bucket/run", "workdir: s3:/bucket/run: no such kind of URL; s3:// and gs:// are known"),
+        ("memory://bucket/..", r"workdir: memory://bucket/..: . and .. are names in an object store; leave them out"),
     ],
 )
 def test_a_url_that_cannot_be_opened_is_one_line(url, message, tmp_path, monkeypatch):
@@ -392,8 +445,8 @@ def test_a_url_that_cannot_be_opened_is_one_line(url, message, tmp_path, monkeyp
         raise (ImportError if url.startswith("s3") else ValueError)("as fsspec does")
 
     monkeypatch.setattr("fsspec.core.url_to_fs", url_to_fs)
-    with pytest.raises(InputError, match=message):
-        RemoteFolder("workdir", url, tmp_path, UNIT)
+    with pytest.raises(InputError, match=message), local_run(url):
+        pass
 
 
 def test_attempts_to_read_come_to_an_end(tmp_path, monkeypatch):

@@ -36,6 +36,7 @@ from t2t_jax.files import (
     write_object,
 )
 from t2t_jax.progress_bar import progress_bar
+from t2t_jax.run_folder import RunFolder
 
 _WINDOW_LINES = 1024  # translated together; what a killed process loses
 
@@ -67,8 +68,7 @@ def back_translate_run(
     options = decode_options(workdir, **options)
     check_options(**options)
     path = existing_text("source", source)
-    members = restore_all(workdir, step)
-    data = members[0].run.config["data"]
+    data = RunFolder.open(workdir.split(",")[0]).config["data"]
     if task_of(data).grammar:
         raise InputError(
             f"workdir: {workdir} is a run of data.task={data['task']}, whose outputs are no text; "
@@ -80,6 +80,9 @@ def back_translate_run(
     texts, translations = files
     if texts == translations:
         raise InputError(f"workdir: {workdir} translates to its own language, so that {texts} would be both files")
+    if path.resolve() in (texts.resolve(), translations.resolve()):
+        raise InputError(f"output={output}: {path} is the source itself; choose another PREFIX")
+    members = restore_all(workdir, step)
     dtype = dtype or "float32"
     conditions = {"source": sha256(path), "tag": tag, "dtype": dtype, "seed": str(seed), "run": _digest(members)}
     conditions |= {name: None if value is None else str(value) for name, value in options.items()}

@@ -14,6 +14,7 @@ One that depends on the source sentence is a `Constraint` with `features`.
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -44,8 +45,10 @@ class Constraint:
     def __post_init__(self):
         if not callable(self.function):
             raise InputError(f"constraint must be a function, bare or in a Constraint; got {shown(self.function)}")
-        if not self.largest_bonus >= 0:
-            raise InputError(f"largest_bonus must be at least 0; got {self.largest_bonus}")
+        if not (self.features is None or callable(self.features)):
+            raise InputError(f"features must be a function of a sentence; got {shown(self.features)}")
+        if not isinstance(self.largest_bonus, numbers.Real) or not self.largest_bonus >= 0:
+            raise InputError(f"largest_bonus must be a number of at least 0; got {shown(self.largest_bonus)}")
 
     def __call__(self, log_probs: Array, *arguments: Array, **of_sentences: Array) -> Array:
         changed = self.function(log_probs, *arguments, **of_sentences)

@@ -259,10 +259,10 @@ class Translator:
 
 
 def _check_numbers(scores: np.ndarray) -> None:
-    if np.isnan(scores).any():
+    if np.isnan(scores).any() or np.isposinf(scores).any():
         raise DamagedError(
-            "the model computes scores that are not numbers (NaN): its parameters are damaged, or a function that the "
-            "config names or a constraint is wrong; give another checkpoint with --step"
+            "the model computes scores that are not numbers (NaN or +∞): its parameters are damaged, or a function "
+            "that the config names or a constraint is wrong; give another checkpoint with --step"
         )
 
 
@@ -277,6 +277,11 @@ def _request(ids: list[int], prefix: list[int], min_length: int, max_extra_lengt
 
 def _with_features(requests: Sequence[Request], features: Sequence[Sequence[int]]) -> list[Request]:
     """The requests, each with the features of its sentence, which must be as many for all."""
+    for of_text in features:
+        if not isinstance(of_text, (Sequence, np.ndarray)) or isinstance(of_text, str):
+            raise InputError(f"constraint: features must return a list of integers; got {shown(of_text)}")
+        for value in of_text:
+            check_number("constraint: a feature", value, Range(-(2**31), 2**31 - 1), is_whole=True)
     if len(counts := sorted(set(map(len, features)))) > 1:
         raise InputError(f"constraint: features must be as many for each sentence; got {counts[0]} and {counts[-1]}")
     return [request._replace(features=of_text) for request, of_text in zip(requests, features, strict=True)]

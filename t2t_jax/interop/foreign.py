@@ -66,9 +66,9 @@ class Fields:
         is_valid = lambda value: type(value) in (int, float) and 0 <= value < 1
         return float(self._checked(name, default, is_valid, "it must be a number of at least 0 and below 1"))
 
-    def flag(self, name: str) -> bool:
-        """A Boolean; False if absent."""
-        return self._checked(name, False, lambda value: isinstance(value, bool), "it must be true or false")
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """A Boolean."""
+        return self._checked(name, default, lambda value: isinstance(value, bool), "it must be true or false")
 
     def text(self, name: str, default: str) -> str:
         """A printable string; the default if absent or empty."""

@@ -134,7 +134,12 @@ def _symbols(path: Path) -> list[str]:
     """The symbols in the order of their ids: four special ones, then one per line of `symbol count`."""
     symbols = dict.fromkeys(_SPECIAL)
     for number, line in enumerate(read_text("dictionary", path), start=1):
-        symbol, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
+        if line.endswith(" #fairseq:overwrite"):  # a second id for a symbol
+            raise InputError(
+                f"dictionary: {path}, line {number}: #fairseq:overwrite gives a symbol a second id; a dictionary with "
+                "it can't be imported"
+            )
+        symbol, _, count = line.rpartition(" ")
         if not symbol or not count.isdecimal():
             raise InputError(
                 f"dictionary: {path}, line {number}: {shown(line)} must be a symbol, a space and its count"
@@ -148,8 +153,9 @@ def _symbols(path: Path) -> list[str]:
 def _tables(state: State, theirs: foreign.Fields, size: int) -> tuple[list[np.ndarray], np.ndarray]:
     """The source, target and softmax tables in fairseq's order with our scaling, and the scaled embedding of EOS."""
     source, target = (take(state, f"{stack}.embed_tokens.weight") for stack in ("encoder", "decoder"))
+    is_tied = theirs.flag("share_all_embeddings") or theirs.flag("share_decoder_input_output_embed")
     found = [state.pop(name) for name in _SOFTMAX if name in state]
-    tables = [source, target, *(found[:1] or [target])]
+    tables = [source, target, found[0] if found else target if is_tied else take(state, _SOFTMAX[0])]
     for table in tables:
         if len(table) != size:
             raise InputError(f"dictionary: {size} symbols with the four special ones, but embeddings of {len(table)}")

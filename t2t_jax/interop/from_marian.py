@@ -88,7 +88,13 @@ def _state(folder: Path, config: TransformerConfig) -> State:
     if path.exists():
         tensors = foreign.safetensors_tensors("folder", existing_file("folder", path))
     else:
-        path = existing_file("folder", folder / "pytorch_model.bin")
+        path = folder / "pytorch_model.bin"
+        if not path.exists():
+            raise InputError(
+                f"folder: no file model.safetensors or pytorch_model.bin in {folder}; weights in several files must be "
+                "saved again as one (save_pretrained with a larger max_shard_size)"
+            )
+        path = existing_file("folder", path)
         tensors = foreign.torch_tensors(f"folder: {path}", foreign.read_torch_file("folder", path))
     tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items() if "embed_positions" not in name}
     tables = {f"{name}.weight": (None, config.d_model) for name in _TABLES}
@@ -137,10 +143,16 @@ def _embeddings(state: State, theirs: foreign.Fields, source_ids: np.ndarray, ta
         if rows <= last:
             raise InputError(f"folder: {name}.weight has {rows} rows, but vocab.json has ids up to {last}")
     shared = state.pop("shared.weight", None)
+    if not theirs.flag("share_encoder_decoder_embeddings", default=True):
+        shared = None
     source, target = (state.pop(f"{stack}.embed_tokens.weight", shared) for stack in ("encoder", "decoder"))
-    softmax = state.pop("lm_head.weight", target)
-    if source is None or target is None:
-        raise InputError("folder: no embedding among the parameters (model.shared or model.encoder.embed_tokens)")
+    is_tied = theirs.flag("tie_word_embeddings", default=True)
+    softmax = state.pop("lm_head.weight", target if is_tied else None)
+    if any(table is None for table in (source, target, softmax)):
+        raise InputError(
+            "folder: no embedding among the parameters (model.shared, or model.encoder.embed_tokens and "
+            "model.decoder.embed_tokens; lm_head unless tie_word_embeddings); give all weights that config.json implies"
+        )
     start = theirs.integer("decoder_start_token_id", 0, len(target) - 1)
     if start != target_ids[PAD] or target[start].any():
         raise InputError(

@@ -105,6 +105,12 @@ def _begun(model: bytes, ids: dict[str, int], field: str) -> tuple[sentencepiece
         if name not in ids:
             wanted = "{}, {} and {}".format(*_SPECIAL)
             raise InputError(f"vocabulary: the dictionary has no {name}; it must have {wanted}")
+    text = {piece.piece for piece in proto.pieces if piece.type in (_Piece.NORMAL, _Piece.USER_DEFINED)}
+    if text.isdisjoint(ids):
+        raise InputError(
+            f"{field}: none of its pieces is among the {len(ids)} symbols of the dictionary (vocab.json, dict.*.txt); "
+            "give the model that tokenised the text"
+        )
     known = {piece.piece: piece for piece in proto.pieces}
     pieces = [known.get(name) or _Piece(piece=name, score=0.0) for name in _SPECIAL]
     for piece, kind in zip(pieces, (_Piece.CONTROL, _Piece.CONTROL, _Piece.UNKNOWN), strict=True):

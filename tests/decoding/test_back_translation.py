@@ -119,6 +119,13 @@ def test_nothing_is_overwritten_and_another_run_does_not_go_on(run, text, tmp_pa
         back_translate(run, "/none", tmp_path / "other")
     with pytest.raises(InputError, match=r"output=.*no folder"):
         back_translate(run, text, tmp_path / "nowhere" / "other")
+    with pytest.raises(InputError, match=r"output: s3://bucket/new.en is a URL; give the path of a file"):
+        back_translate(run, text, "s3://bucket/new")
+    source = tmp_path / "mono.en"
+    source.write_text("one\n")
+    with pytest.raises(InputError, match=r"output=.*mono: .*mono.en is the source itself; choose another PREFIX"):
+        back_translate(run, str(source), tmp_path / "mono")
+    assert source.read_text() == "one\n"
 
 
 def test_a_text_that_was_refused_can_be_corrected(run, tmp_path):

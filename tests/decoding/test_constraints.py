@@ -44,6 +44,18 @@ def test_a_constraint_that_returns_other_than_log_probabilities_is_refused(funct
         Constraint(function, largest_bonus=0.0)(*arguments)
 
 
+@pytest.mark.parametrize("bonus", [-1.0, float("nan"), None, "3"])
+def test_the_largest_bonus_is_a_number_of_at_least_0(bonus):
+    with pytest.raises(InputError, match="largest_bonus must be a number of at least 0; got "):
+        Constraint(lambda log_probs, *_: log_probs, bonus)
+    Constraint(lambda log_probs, *_: log_probs, float("inf"))
+
+
+def test_features_that_are_no_function_are_refused():
+    with pytest.raises(InputError, match="features must be a function of a sentence; got a list"):
+        Constraint(lambda log_probs, *_: log_probs, 0.0, [1])
+
+
 def test_repeated_n_grams_are_blocked():
     """3 4 5 3 4 → 5 is forbidden, as it would repeat 3 4 5; tokens beyond the length are ignored."""
     tokens = [[[3, 4, 5, 3, 4, 0, 0], [3, 4, 5, 3, 4, 0, 0]], [[2, 2, 2, 8, 8, 8, 8], [6, 2, 7, 8, 8, 8, 8]]]

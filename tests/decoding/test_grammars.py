@@ -19,7 +19,7 @@ from t2t_jax.decoding.constraints import Constraint
 from t2t_jax.decoding.grammars import LONGEST_CHAIN, MOST_OPENINGS, tree_grammar
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.translator import Translator
-from t2t_jax.errors import InputError
+from t2t_jax.errors import DamagedError, InputError
 
 PIECES = ("<pad>", "</s>", "<unk>", "▁XX", "▁(A", "▁)A", "▁(B", "▁)B", "▁(ODD")  # (ODD has no closing bracket
 EOS, XX = 1, 3
@@ -236,6 +236,28 @@ def test_two_constraints_are_refused(translator):
         parser.translate(["a"], constrained=True, constraint=GRAMMAR)
     with pytest.raises(InputError, match="constrained: a prefix may leave no output that is well-formed"):
         parser.translate(["a"], constrained=True, prefixes=["a"])
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (3, "features must return a list of integers; got 3"),
+        ("12", "features must return a list of integers; got '12'"),
+        ([1.5], "a feature must be a whole number; got 1.5"),
+        (["a"], "a feature must be a whole number; got 'a'"),
+        ([2**40], "a feature must be at least -2147483648 and at most 2147483647; got 1099511627776"),
+    ],
+)
+def test_features_other_than_integers_of_32_bits_are_refused(translator, features, message):
+    constraint = Constraint(lambda log_probs, *_, **__: log_probs, 0.0, features=lambda sentence: features)
+    with pytest.raises(InputError, match=f"constraint: {message}"):
+        translator.translate(["one two"], constraint=constraint)
+
+
+def test_a_constraint_that_adds_infinity_is_damage(translator):
+    constraint = Constraint(lambda log_probs, *_: log_probs + jnp.inf, 0.0)
+    with pytest.raises(DamagedError, match=r"scores that are not numbers \(NaN or \+∞\)"):
+        translator.translate(["one two"], constraint=constraint)
 
 
 @pytest.mark.parametrize("option", ["no_repeat_ngram", "min_length"])

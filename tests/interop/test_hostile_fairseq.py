@@ -234,6 +234,13 @@ CHECKPOINT = {
     "a terabyte of embeddings": (entry(lambda: torch.ones(1).expand(2**34, 16), "decoder.embed_out"), "values"),
     "an embedding of fewer rows": (entry(torch.ones(99, 16), "encoder.embed_tokens.weight"), "embeddings of 99"),
     "an embedding that is flat": (entry(torch.ones(341 * 16), "decoder.embed_tokens.weight"), "embed_tokens"),
+    "no softmax, which is not tied": (
+        then(
+            args(share_all_embeddings=False),
+            state(lambda t: {k: x for k, x in t.items() if k != "decoder.output_projection.weight"}),
+        ),
+        "no parameter decoder.output_projection.weight",
+    ),
     "no embedding": (state(lambda t: {k: x for k, x in t.items() if k != "encoder.embed_tokens.weight"}), "embed_t"),
 }  # fmt: skip
 
@@ -253,6 +260,14 @@ FILES = {
     "dictionary: a line twice": (dictionary(lambda lines: [*lines[:7], lines[0], *lines[8:]]), "there already"),
     "dictionary: a special symbol": (dictionary(lambda lines: [*lines, "</s> 3"]), "there already"),
     "dictionary: a line more": (dictionary(lambda lines: [*lines, "more 3"]), "342 symbols"),
+    "dictionary: a symbol twice, on purpose": (
+        dictionary(lambda lines: [*lines, f"{lines[0]} #fairseq:overwrite"]),
+        "gives a symbol a second id",
+    ),
+    "dictionary: of another tokenisation": (
+        dictionary(lambda lines: [f"wo{i}@@ 3" for i in range(len(lines))]),
+        "none of its pieces",
+    ),
     "dictionary: a line less": (dictionary(lambda lines: lines[:-1]), "340 symbols"),
     "dictionary: an enormous line": (dictionary(lambda lines: ["x" * 10**6, *lines[1:]]), "line 1"),
     "dictionary: an enormous symbol": (dictionary(lambda lines: ["x" * 10**6 + " 3", *lines[1:]]), "vocabulary"),

@@ -269,6 +269,18 @@ VARIANTS = {
     "safetensors: too large for float32": (tensors(**{W: lambda x: x.astype(np.float64) * 1e300}), FC1),
     "safetensors: no embedding": (
         tensors(model__encoder__embed_tokens__weight=..., model__decoder__embed_tokens__weight=...), "embed"),
+    "safetensors: no softmax, which is not tied": (tensors(lm_head__weight=...), "lm_head unless tie_word_embeddings"),
+    "safetensors: one embedding for two": (
+        tensors(
+            model__shared__weight=np.ones((340, 16), np.float32),
+            model__encoder__embed_tokens__weight=...,
+        ),
+        "model.encoder.embed_tokens",
+    ),
+    "safetensors: in two files": (
+        lambda folder: (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors"),
+        "save_pretrained with a larger max_shard_size",
+    ),
     "safetensors: an embedding of fewer rows": (tensors(model__encoder__embed_tokens__weight=lambda x: x[:99]), "99"),
     "safetensors: an embedding of other width": (tensors(lm_head__weight=lambda x: x[:, :8].copy()), "lm_head.weight"),
     "safetensors: a flat embedding": (tensors(lm_head__weight=lambda x: x.ravel()), "lm_head.weight"),
