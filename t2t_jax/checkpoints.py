@@ -411,7 +411,7 @@ def average(source: Checkpoints, steps: Sequence[int], target: CheckpointWriter)
 
 
 def average_last(source: Checkpoints, count: int, target: CheckpointWriter, final: int | None = None) -> Checkpoint:
-    """`average` of the newest `count` undamaged checkpoints, or of as many as there are; warns if damage is why.
+    """`average` of the newest `count` undamaged checkpoints, or of as many as there are, with a warning.
 
     Of the provisional ones only that of the run's `final` step counts, so that no stop changes the average.
     """
@@ -423,6 +423,11 @@ def average_last(source: Checkpoints, count: int, target: CheckpointWriter, fina
             raise DamagedError(f"{source.directory}: no undamaged checkpoint; there is nothing to average")
         if len(steps) < min(count, len(known)):
             logging.warning("%s has %d undamaged checkpoints, not %d", source.directory, len(steps), count)
+        elif len(known) < count:
+            logging.warning(
+                "%s has %d checkpoint%s to average, not %d as checkpoint.average_last says; a shorter "
+                "checkpoint.interval_steps makes more", source.directory, len(known), "s" * (len(known) > 1), count,
+            )  # fmt: skip
         return average(source, steps, target)
 
     return source.read_newest(read)

@@ -46,7 +46,7 @@ def parse(argv: list[str], define: Callable[[list[str]], flags.FlagValues], base
     except flags.Error as error:
         raise InputError(unknown_field(argv, base) or reason_of(error, path)) from error
     except (Exception, SystemExit) as error:  # a config file is a program and may raise anything
-        raise InputError(unknown_field(argv, base) or failure_of(error, path, base)) from error
+        raise InputError(unknown_field(argv, base) or failure_of(error, path, argv, base)) from error
     finally:
         logging.set_verbosity(verbosity)
     if extra:
@@ -195,14 +195,16 @@ def unknown_field(argv: list[str], base: ConfigDict) -> str | None:
     unknown = [flag for flag in given if flag not in known and not _is_own(flag.removeprefix("--config."), base)]
     if not unknown:
         return None
-    if fields := [field for field in known if field.startswith(f"{unknown[0]}.")]:
+    fields = [field for field in known if field.startswith(f"{unknown[0]}.")]
+    if fields or _is_own(f"{unknown[0].removeprefix('--config.')}.NAME", base):
+        fields = fields or [f"{unknown[0]}.NAME"]
         return f"{unknown[0]}: is a section of the config; give a field of it, such as {fields[0]}"
     near = difflib.get_close_matches(unknown[0], known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"{unknown[0]}: no such field; {hint}configs/base_ende.py defines every field"
 
 
-def failure_of(error: BaseException, path: str, base: ConfigDict) -> str:
+def failure_of(error: BaseException, path: str, argv: list[str], base: ConfigDict) -> str:
     """Why a config file, which is a program and may raise anything, has failed.
 
     A field that is not in `base` is named with the nearest one, of any section.
@@ -218,6 +220,9 @@ def failure_of(error: BaseException, path: str, base: ConfigDict) -> str:
     if unknown is None or not isinstance(error, AttributeError | KeyError):
         return f"--config={path}: {type(error).__name__}: {text}"
     name = unknown[1]
+    for flag in (arg.partition("=")[0] for arg in argv):
+        if flag.endswith(f".{name}") and _is_own(flag.removeprefix("--config."), base):
+            return f"{flag}: {path} has no field {name}; a flag changes only options that the config file sets"
     fields = dict(zip(base, base, strict=True)) | {field.rpartition(".")[2]: field for field in flat(base.to_dict())}
     near = difflib.get_close_matches(name, fields, n=1)
     hint = f"did you mean {fields[near[0]]}? " if near else ""

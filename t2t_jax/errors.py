@@ -12,6 +12,7 @@ import math
 import numbers
 import os
 import reprlib
+import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -121,6 +122,7 @@ def out_of_memory(field: str, remedies: str) -> Iterator[None]:
 class Range:
     """The finite numbers from `least` to `most`; both ends belong to it unless declared open.
 
+    To an open end belongs what float32, in which devices compute, does not tell from it.
     `hint` says what a value outside it may have been meant for.
     """
 
@@ -133,8 +135,10 @@ class Range:
     def __contains__(self, value: Any) -> bool:
         if isinstance(value, float) and not math.isfinite(value):
             return False
-        enough = value > self.least if self.open_below else value >= self.least
-        return enough and (self.most is None or (value < self.most if self.open_above else value <= self.most))
+        rounded = _in_float32(value) if isinstance(value, float) else value
+        if (self.open_below and rounded <= self.least) or (self.open_above and rounded >= self.most):
+            return False
+        return value >= self.least and (self.most is None or value <= self.most)
 
     def __str__(self) -> str:
         least = f"{'above' if self.open_below else 'at least'} {self.least}"
@@ -145,6 +149,15 @@ class Range:
         if value not in self:
             finite = "finite, " if isinstance(value, float) and not math.isfinite(value) else ""
             raise InputError(f"{field} must be {finite}{self}{self.hint and f' ({self.hint})'}; got {shown(value)}")
+
+
+def _in_float32(value: float) -> float:
+    """The value in float32, where XLA replaces subnormal numbers with 0."""
+    try:
+        (rounded,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return rounded if abs(rounded) >= 2**-126 else 0.0
 
 
 def check_ranges(ranges: Mapping[str, Range], values: Any, prefix: str = "") -> None:

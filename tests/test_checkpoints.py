@@ -301,6 +301,13 @@ def test_a_provisional_step_is_averaged_only_by_name_or_alone_or_at_the_end_of_t
     assert averaged(last=1) == [42]
 
 
+def test_an_average_of_fewer_checkpoints_than_the_config_says_is_logged(checkpoints, tmp_path, caplog):
+    averaged = average_last(checkpoints, 3, CheckpointWriter(tmp_path / "averaged"))
+    assert averaged.metadata["averaged_steps"] == [20, 30, 40] and not caplog.records
+    average_last(checkpoints, 5, CheckpointWriter(tmp_path / "averaged"))
+    assert "has 3 checkpoints to average, not 5 as checkpoint.average_last says; a shorter" in caplog.text
+
+
 def test_averages_skip_damaged_steps_and_log_them(checkpoints, tmp_path, caplog):
     flip_bit(files(checkpoints, 30)[0])
     averaged = average_last(checkpoints, 2, CheckpointWriter(tmp_path / "averaged"))

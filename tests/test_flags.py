@@ -149,8 +149,12 @@ def test_options_of_an_entry_of_ones_own_are_fields_that_flags_change(tmp_path, 
     changed = config_of(parse(given, "--config.optimizer.options.weight_decay=0.5"))
     assert changed.optimizer.options.to_dict() == {"weight_decay": 0.5}
     for path, flag in ((given, "weight_dcay"), ("--config=configs/base_ende.py", "weight_decay")):
-        with pytest.raises(InputError, match=f"no field {flag}; "):
+        with pytest.raises(InputError, match=f"no field {flag}; ") as refused:
             parse(path, f"--config.optimizer.options.{flag}=0.5")
+        assert str(refused.value).startswith(f"--config.optimizer.options.{flag}: ")
+        assert str(refused.value).endswith("a flag changes only options that the config file sets")
+    with pytest.raises(InputError, match=r"is a section of the config; .* such as --config.train.options.NAME$"):
+        parse(given, "--config.train.options=3")
 
 
 def test_a_forgotten_return_is_named_where_a_flag_sets_a_field_too(tmp_path, monkeypatch):

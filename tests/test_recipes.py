@@ -18,7 +18,7 @@ from t2t_jax.data.task import TASKS, Task
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.model.attention import ATTENTIONS, check_variant, scaled_dot_product_attention
-from t2t_jax.model.layers import ACTIVATIONS, POSITIONS
+from t2t_jax.model.layers import ACTIVATIONS, POSITIONS, LearnedPositions, sinusoidal_positions
 from t2t_jax.training.loop import train
 from t2t_jax.training.loss import LOSSES
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
@@ -137,6 +137,20 @@ def test_a_positional_encoding(monkeypatch):
     assert tiny.variables(tiny.model(positions="ramp"))["params"]["target_positions"]["slope"].shape == (1, tiny.D)
 
 
+def test_a_positional_encoding_that_counts_what_it_is_asked_for_is_refused(tmp_path, monkeypatch):
+    """Right for whole sentences; in decoding, every step would be the first."""
+
+    class Counting(LearnedPositions):
+        def __call__(self, positions):
+            return super().__call__(jnp.arange(len(positions)))
+
+    rows = lambda max_positions, d_model: lambda positions: sinusoidal_positions(jnp.arange(len(positions)), d_model)
+    for encoding in (rows, Counting):
+        monkeypatch.setitem(POSITIONS, "counting", encoding)
+        with pytest.raises(InputError, match="model.positions=counting: the vector of a position depends on"):
+            train(tiny_config(tmp_path, model__positions="counting"), str(tmp_path / "run"))
+
+
 def test_an_attention_variant_with_a_constant_for_each_head_is_not_refused(monkeypatch):
     scales = jnp.arange(1, 4.0)[None, :, None, None]
     scaled = lambda query, *arguments, **options: scaled_dot_product_attention(query * scales, *arguments, **options)
@@ -155,7 +169,11 @@ def test_an_attention_variant_that_depends_on_indices_is_refused(tmp_path, monke
     def forgets_the_mask(query, key, value, mask, dropout=lambda weights: weights):
         return jnp.broadcast_to(value.mean(axis=2, keepdims=True), (*query.shape[:3], value.shape[3]))
 
-    for variant in (alibi, forgets_the_mask):
+    def sharpens(query, *arguments, **options):
+        sharper = query * jnp.log(2.0 + jnp.arange(query.shape[2]))[None, None, :, None]
+        return scaled_dot_product_attention(sharper, *arguments, **options)
+
+    for variant in (alibi, forgets_the_mask, sharpens):
         monkeypatch.setitem(ATTENTIONS, "variant", variant)
         with pytest.raises(InputError, match="model.attention=variant: depends on the indices"):
             train(tiny_config(tmp_path, model__attention="variant"), str(tmp_path / "run"))

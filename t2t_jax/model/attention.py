@@ -86,12 +86,12 @@ def scaled_dot_product_attention(
 
 
 # How each query combines the values, by the name that `model.attention` gives. A variant has the same arguments, and
-# must not depend on the indices of the keys: in decoding they are those of slots in the KV cache.
+# must not depend on the indices of queries and keys: in decoding these are hypotheses and slots of the KV cache.
 ATTENTIONS = {"dot_product": scaled_dot_product_attention}
 
 
 def check_variant(name: str, num_heads: int, d_k: int, d_v: int) -> None:
-    """Refuses an entry of `ATTENTIONS` that depends on the order of the keys, on masked ones, or on one being allowed.
+    """Refuses an entry of `ATTENTIONS` that depends on orders, on masked keys, or on one being allowed.
 
     Its model would decode another function than the one that was trained, or compute NaN in rows of padding.
     """
@@ -107,10 +107,11 @@ def check_variant(name: str, num_heads: int, d_k: int, d_v: int) -> None:
     order = random.permutation(keys)
     permuted = attend(query, key[..., order], value[:, :, order], mask[..., order])
     without_masked = attend(query, key[..., :-1], value[:, :, :-1], mask[..., :-1])
-    if not np.allclose(permuted, expected, atol=1e-4) or not np.allclose(without_masked, expected, atol=1e-4):
+    reversed_back = attend(query[:, :, ::-1], key, value, mask)[:, :, ::-1]
+    if not all(np.allclose(found, expected, atol=1e-4) for found in (permuted, without_masked, reversed_back)):
         raise InputError(
-            f"model.attention={name}: depends on the indices of the keys or on masked ones, which in the KV cache "
-            "are others than in training; make it a function of the allowed keys and values alone"
+            f"model.attention={name}: depends on the indices of queries or keys or on masked keys, which in decoding "
+            "are others than in training; make it a function of a query and its allowed keys and values alone"
         )
     total = lambda *arrays: attend(*arrays, jnp.zeros_like(mask)).sum()
     if not all(np.isfinite(x).all() for x in jax.tree.leaves(jax.value_and_grad(total, (0, 1, 2))(query, key, value))):

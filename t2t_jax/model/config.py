@@ -14,6 +14,7 @@ _RANGES = {
     float: Range(0, 1, open_above=True),
     "source_vocab_size": _SIZE,
     "num_layers": Range(1, 1000),
+    "layer_norm_epsilon": Range(0, 1, open_below=True, open_above=True),  # not 0, as the variance may be
     "attention_window": Range(0, 10_000_000),
 }
 

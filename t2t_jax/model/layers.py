@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from t2t_jax.errors import InputError
 from t2t_jax.model.attention import glorot_uniform
 from t2t_jax.model.decoding_matrix import DecodingMatrix, kernel_param, product
 from t2t_jax.model.einsum import dense, einsum
@@ -209,6 +210,22 @@ POSITIONS: dict[str, Callable[[int, int], Callable[[Int[Array, " T"]], Float[Arr
 }
 
 
+def check_positions(name: str, max_positions: int, d_model: int) -> None:
+    """Refuses an entry of `POSITIONS` whose vectors depend on more than their position.
+
+    Decoding asks for those of one step of several sentences, not for those of a sentence from 0 on.
+    """
+    encode = POSITIONS[name](max_positions, d_model)
+    whole, some = jnp.arange(4), jnp.array([2, 0])
+    if isinstance(encode, nn.Module):
+        encode = functools.partial(encode.apply, encode.init(jax.random.key(0), whole))
+    if not np.allclose(encode(whole)[some], encode(some), atol=1e-4):
+        raise InputError(
+            f"model.positions={name}: the vector of a position depends on the others that are asked for; make it a "
+            "function of the positions that it is given, which in decoding are not 0, 1, 2, …"
+        )
+
+
 def keep_mask(
     key: Array, keep_probability: float, shape: tuple[int, ...], rows: Int[Array, " B"]
 ) -> Bool[Array, "B ..."]:
@@ -251,7 +268,8 @@ class Dropout(nn.Module):
 def dropout(x: Float[Array, "B ..."], rate: float, key: Array | None, rows: Rows) -> Float[Array, "B ..."]:
     """Zeroes each element with probability `rate` and scales the rest by 1/(1 − rate) (§5.4); without a key, x.
 
-    `rows` are the indices of x's rows in the global batch (see `keep_mask`).
+    In bfloat16 the rate is that of the nearest 1/(1 − rate): 0.0986 for 0.1, and 0 for less than 0.0039. `rows` are the
+    indices of x's rows in the global batch (see `keep_mask`).
     """
     if key is None:
         return x

@@ -24,6 +24,7 @@ from t2t_jax.decoding.search_options import check_options
 from t2t_jax.errors import InputError, Range, choice, shown
 from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.model.attention import check_variant
+from t2t_jax.model.layers import check_positions
 from t2t_jax.model.transformer import TransformerConfig
 from t2t_jax.training.device_defaults import deterministic_operations
 from t2t_jax.training.loss import LOSSES
@@ -31,6 +32,7 @@ from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 
 _STEPS = 2**31 - 1  # steps are counted in int32
 _BYTES_PER_PARAMETER = 12  # in float32, with the two moments of Adam
+_LEAST_DROPOUT_IN_BFLOAT16 = 0.0039  # 1 / (1 − it) is the first number above 1
 
 _RANGES = {
     "data.tokens_per_batch": Range(1, 10**9),
@@ -75,7 +77,7 @@ def check_config(config: ConfigDict) -> None:
         allowed.check(field, config[section][name])
     check_data(config)
     check_model(config)
-    check_r_drop(config)
+    check_dropout(config)
     check_machine(config)
     check_decoding(config)
     choice("optimizer.name", config.optimizer.name, OPTIMIZERS, is_open=True)
@@ -146,6 +148,8 @@ def check_model(config: ConfigDict) -> None:
             f"data.max_length={config.data.max_length}: the model learns model.max_positions={learned} positions; "
             "lower the first or raise the second"
         )
+    if config.model.positions not in ("sinusoidal", "t2t", "learned"):
+        check_positions(config.model.positions, config.model.max_positions, config.model.d_model)
     if config.model.attention != "dot_product":
         check_variant(config.model.attention, config.model.num_heads, config.model.d_k, config.model.d_v)
 
@@ -171,8 +175,14 @@ def _model_config(config: ConfigDict) -> TransformerConfig:
     return TransformerConfig(vocab_size=target, source_vocab_size=source, **config.model)
 
 
-def check_r_drop(config: ConfigDict) -> None:
-    """Refuses to compare two passes that are equal, as there is no dropout."""
+def check_dropout(config: ConfigDict) -> None:
+    """Refuses a rate that bfloat16 rounds to 0, and to compare two passes that are equal, as there is no dropout."""
+    rate = config.model.dropout
+    if config.train.dtype == "bfloat16" and 0 < rate < _LEAST_DROPOUT_IN_BFLOAT16:
+        raise InputError(
+            f"model.dropout={rate}: with train.dtype=bfloat16 it drops nothing; give 0, or at least "
+            f"{_LEAST_DROPOUT_IN_BFLOAT16}"
+        )
     if config.train.r_drop and not (config.model.dropout or config.model.attention_dropout):
         raise InputError(
             f"train.r_drop={config.train.r_drop} needs model.dropout or model.attention_dropout above 0; without, it "

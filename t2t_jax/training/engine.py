@@ -118,9 +118,9 @@ def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine
         batches = sorted(batches, key=need_of, reverse=True)
     need = max(x.bytes for x in programs.values())
     needed = f"{_size(need)}, more than the {_size(limit)}" if need < math.inf else "more than the memory"
-    raise InputError(
-        f"data.tokens_per_batch: with {microbatches} microbatches, a step needs {needed} of a device; {_REMEDIES}"
-    )
+    given = f" (machine.memory_gib={machine.memory_gib})" * bool(machine.memory_gib)
+    need_of_step = f"with {microbatches} microbatches, a step needs {needed} of a device{given}"
+    raise InputError(f"data.tokens_per_batch: {need_of_step}; {_REMEDIES}")
 
 
 def _most_rows(rows: Sequence[int], mesh: Mesh) -> int:
@@ -156,7 +156,7 @@ def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
 
 _REMEDIES = (
     "lower data.tokens_per_batch, leave train.accumulate at 0 (with a lower machine.memory_gib, if a step fails that "
-    "was to fit), or set machine.remat or machine.shard_state to True"
+    "was to fit; with a higher one, if it was too low), or set machine.remat or machine.shard_state to True"
 )
 
 

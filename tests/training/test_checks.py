@@ -53,6 +53,9 @@ def test_every_number_has_a_range(field):
         ("optimizer.beta1", 2.0, "at least 0 and below 1"),
         ("optimizer.beta2", 1.0, "at least 0 and below 1"),
         ("optimizer.epsilon", 0.0, "above 0"),
+        ("optimizer.beta2", 0.99999999, "at least 0 and below 1"),  # 1 in float32
+        ("optimizer.epsilon", 1e-46, "above 0"),  # 0 in float32
+        ("model.layer_norm_epsilon", 0.0, "above 0 and below 1"),
         ("checkpoint.interval_minutes", -1.0, "at least 0"),
         ("train.seed", 2**32, "at most 4294967295"),
         ("data.cleaning.max_ratio", 0.5, "at least 1"),
@@ -71,6 +74,10 @@ def test_options_that_would_change_nothing_are_refused():
         check(changed(train__r_drop=5.0, model__dropout=0.0))
     for dropout in ("model__dropout", "model__attention_dropout"):
         check(changed(**{"train__r_drop": 5.0, "model__dropout": 0.0, dropout: 0.1}))
+    with pytest.raises(InputError, match="model.dropout=0.003: with train.dtype=bfloat16 it drops nothing; give"):
+        check(changed(train__dtype="bfloat16", model__dropout=0.003))
+    for dtype, rate in (("bfloat16", 0.0039), ("float32", 0.003)):
+        check(changed(train__dtype=dtype, model__dropout=rate))
     with pytest.raises(InputError, match=r"machine.memory_gib=2.0 needs machine.engine='jit'"):
         check(changed(machine__engine="pmap", machine__memory_gib=2.0))
 
