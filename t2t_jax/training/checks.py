@@ -7,7 +7,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.model.attention import check_variant
 from t2t_jax.model.layers import check_positions
 from t2t_jax.model.transformer import TransformerConfig
+from t2t_jax.run_folder import ONLY_WITH_PACKING
 from t2t_jax.training.device_defaults import deterministic_operations
 from t2t_jax.training.loss import LOSSES
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
@@ -92,6 +93,19 @@ def check_config(config: ConfigDict) -> None:
             f"checkpoint.average_last={config.checkpoint.average_last} needs checkpoint.keep to be at least as many; "
             f"got {config.checkpoint.keep}"
         )
+
+
+def check_overrides(overrides: Collection[str], config: ConfigDict) -> None:
+    """Refuses fields given by flags that have no effect with the others of the config."""
+    packing, positions = config.data.packing, config.model.positions
+    for field in overrides:
+        excluding = ""
+        if ONLY_WITH_PACKING.get(field, packing) != packing:
+            excluding = f"data.packing={packing}"
+        elif field == "model.max_positions" and positions in ("sinusoidal", "t2t"):
+            excluding = f"model.positions={positions}"
+        if excluding:
+            raise InputError(f"--config.{field} has no effect with {excluding}; leave it out")
 
 
 def check_own_options(config: ConfigDict) -> None:
