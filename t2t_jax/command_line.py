@@ -44,7 +44,7 @@ def parse(argv: list[str], define: Callable[[list[str]], flags.FlagValues], base
         args = define(argv)
         extra = args(argv)[1:]
     except flags.Error as error:
-        raise InputError(unknown_field(argv, base) or reason_of(error, path)) from error
+        raise InputError(unknown_field(argv, base) or reason_of(error, path, base)) from error
     except (Exception, SystemExit) as error:  # a config file is a program and may raise anything
         raise InputError(unknown_field(argv, base) or failure_of(error, path, argv, base)) from error
     finally:
@@ -234,15 +234,18 @@ def _no_config(path: str, kind: str) -> str:
     return f"--config={path}: get_config() must return a ConfigDict{hint}; got {kind}"
 
 
-def reason_of(error: flags.Error, path: str | None) -> str:
+def reason_of(error: flags.Error, path: str | None, base: ConfigDict) -> str:
     """What is wrong with the flags, in words for users, not for programmers of absl."""
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:  # of the config file, as ml_collections reports a wrong type
         return f"--config={path}: {on_one_line(text.splitlines()[-1])}"
     text = re.sub(r"invalid literal for int\(\) with base 10: .*", "must be a whole number", on_one_line(text))
     text = re.sub("could not convert string to float: .*", "must be a number", text)
-    if text.startswith("Unknown command line flag") and "Did you mean" not in text:
-        text += "; --help lists all"
+    if unknown := re.match(r"Unknown command line flag '(\w+)'", text):
+        if fields := [field for field in flat(base.to_dict()) if field.rpartition(".")[2] == unknown[1]]:
+            return f"--{unknown[1]}: no such flag; did you mean --config.{fields[0]}?"
+        if "Did you mean" not in text:
+            text += "; --help lists all"
     return re.sub(r"\('Non-boolean argument to boolean flag', .*\)", "must be True or False", text)
 
 

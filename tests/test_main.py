@@ -91,6 +91,7 @@ def run(tmp_path_factory):
         ([QUICKSTART, "--config.train.train_steps=1e4"], "--config.train.train_steps=1e4: must be a whole number"),
         ([QUICKSTART, "--config.data.packing=yes"], "--config.data.packing=yes: must be True or False"),
         ([QUICKSTART, "--config.model=big"], "--config.model: is a section of the config; give a field of it"),
+        ([QUICKSTART, "--d_model=3"], "--d_model: no such flag; did you mean --config.model.d_model?"),
         ([QUICKSTART, "--train.train_steps=5"], "no such flag; did you mean --config.train.train_steps?"),
         (["--mode=translate", "--decode.beam_size=3"], "is no flag but a field of a config; give"),
         (["--config=README.md"], "--config=README.md: must be a Python file"),
