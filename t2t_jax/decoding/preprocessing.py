@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 from absl import logging
@@ -25,6 +26,11 @@ class Preprocessor:
     task: Task
     max_length: int
     max_positions: int | None = None
+
+    @property
+    def longest_whole(self) -> int:
+        """The longest text, in subwords with EOS, that the models take in one piece."""
+        return min(longest_whole(self.max_length), self.max_positions or math.inf)
 
     def encode_sources(self, sources: Sequence[str]) -> list[list[int]]:
         """The ids of each source as the model reads it."""
@@ -97,9 +103,7 @@ class Preprocessor:
         `line` is its number in warnings; None: without.
         """
         warn = logging.warning if line else lambda *_: None
-        whole = longest_whole(self.max_length)
-        if self.max_positions and not self.task.grammar:
-            whole = min(whole, self.max_positions)
+        whole = self.longest_whole
         if len(ids) > whole:
             parts = cut(ids, self.vocabularies.source.piece, min(whole, self.max_length))
             warn(
@@ -122,7 +126,7 @@ class Preprocessor:
 
     def check_length(self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1) -> None:
         """Refuses ids beyond `longest_whole`, by their line."""
-        limit = longest_whole(self.max_length)
+        limit = self.longest_whole
         for line, ids in enumerate(encoded, start=first_line):
             if len(ids) > limit:
                 raise InputError(

@@ -18,8 +18,10 @@ from t2t_jax.data.bucketing import BUCKETINGS
 from t2t_jax.data.corpora import choose_corpus
 from t2t_jax.data.store_settings import StoreSettings
 from t2t_jax.data.task import Vocabularies, task_of
+from t2t_jax.data.token_store import TokenStore
 from t2t_jax.decoding.ensemble import DTYPES
 from t2t_jax.decoding.grammars import check_grammar, grammar_of
+from t2t_jax.decoding.preprocessing import Preprocessor
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.errors import InputError, Range, choice, shown
 from t2t_jax.evaluation.metrics import METRICS
@@ -264,6 +266,20 @@ def check_search(config: ConfigDict, vocabularies: Vocabularies) -> None:
     if config.decode.constrained:
         with _errors_of_decode():
             grammar_of(task_of(config.data), vocabularies)
+
+
+def check_held_out(config: ConfigDict, store: TokenStore) -> None:
+    """Refuses dev and test text beyond the learned positions, which evaluation would refuse after long training."""
+    learned = _model_config(config).learned_positions
+    if learned is None:  # the preparation has refused what is too long for any other model
+        return
+    preprocessor = Preprocessor(store.vocabularies, task_of(config.data), config.data.max_length, learned)
+    for split in store.held_out_counts:
+        try:
+            preprocessor.check_lengths(*store.held_out(split))
+        except InputError as error:
+            remedy = f"leave such lines out with data.heldout_max_length={learned}, or raise model.max_positions"
+            raise InputError(f"{split}: {error}, {remedy}") from None
 
 
 @contextlib.contextmanager
