@@ -21,7 +21,7 @@ from sentencepiece import sentencepiece_model_pb2
 from t2t_jax.data.bpe_dropout import BpeDropout
 from t2t_jax.data.corpora import one_line
 from t2t_jax.data.plain_text import INVISIBLE, SPACES, compose, is_blank, plain_forms
-from t2t_jax.errors import InputError, full_disk_named
+from t2t_jax.errors import InputError, full_disk_named, shown
 from t2t_jax.files import lone_surrogate, single_line
 
 PAD, EOS, UNKNOWN = 0, 1, 2
@@ -312,6 +312,21 @@ class Tokenizer:
     def tokens(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The pieces of `ids` up to and with the first EOS."""
         return [self.piece(i) for i in self._until_eos(ids)]
+
+    def ids(self, tokens: Sequence[str]) -> list[int]:
+        """The ids of the `tokens` of one hypothesis, which need not end with EOS."""
+        for number, token in enumerate(tokens, start=1):
+            if not isinstance(token, str) or token not in self._id_of:
+                raise InputError(f"tokens: {shown(token)} is no subword of the vocabulary; give those of a hypothesis")
+            if token == self.piece(EOS) and number < len(tokens):
+                raise InputError(
+                    f"tokens: {token} is number {number} of {len(tokens)}, but ends a hypothesis; give one"
+                )
+        return [self._id_of[token] for token in tokens]
+
+    @functools.cached_property
+    def _id_of(self) -> dict[str, int]:
+        return {piece: id for id, piece in enumerate(self.pieces())}
 
     def _until_eos(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         ids = [int(i) for i in ids]

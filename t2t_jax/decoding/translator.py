@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,37 +203,54 @@ class Translator:
         return scores
 
     def attention(
-        self, sources: Sequence[str], targets: Sequence[str] | None = None, **options: Any
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str] | None = None,
+        *,
+        tokens: Sequence[Sequence[str]] | None = None,
+        **options: Any,
     ) -> list[AttentionMaps]:
         """The attention weights of all layers and heads for each source and its target (Figures 3–5).
 
-        Without `targets`, for the best translation that `translate` finds with `options`. Neither side may be beyond
+        `tokens`, in place of `targets`, are those of a hypothesis each, whose text may be encoded into others. Without
+        either, for the best translation that `translate` finds with `options`. Neither side may be beyond
         `longest_whole`. An ensemble has no attention weights of its own and is refused.
         """
-        check_lists(sources=sources, targets=targets)
+        check_lists(sources=sources, targets=targets, tokens=tokens)
         sources = list(sources)
-        targets = targets if targets is None else list(targets)
+        given = {name: list(value) for name, value in (("targets", targets), ("tokens", tokens)) if value is not None}
         if options.get("split_sentences"):
             raise InputError("split_sentences: attention is between one source and its target; give a sentence each")
         if (count := len(self.ensemble.modules)) > 1:
             raise InputError(f"workdir: attention weights are those of one model; got {count}; give one run")
-        if targets is not None and len(targets) != len(sources):
-            raise InputError(f"targets must be as many as the {len(sources)} sources; got {len(targets)}")
-        if targets is not None and options:
-            raise InputError(f"{next(iter(options))} has no effect where targets are given; give one or the other")
+        if len(given) > 1:
+            raise InputError("tokens: there are targets too; give one or the other")
+        for name, value in given.items():
+            if len(value) != len(sources):
+                raise InputError(f"{name} must be as many as the {len(sources)} sources; got {len(value)}")
+            if options:
+                raise InputError(f"{next(iter(options))} has no effect where {name} are given; give one or the other")
         encoded = self.preprocessor.encode_sources(sources)
         self.preprocessor.check_length("source", encoded)
-        if targets is None:
-            id_of = {piece: id for id, piece in enumerate(self.vocabularies.target.pieces())}
-            best = [hypotheses[0] for hypotheses in self.translate(sources, **options)]
-            target_ids = [[id_of[token] for token in hypothesis.tokens] for hypothesis in best]
-        else:
-            target_ids = self.preprocessor.encode_targets(sources, targets)
+        target_ids = self._target_ids(sources, given, options)
         self.preprocessor.check_length("target", target_ids)
         found = attention_maps(self.ensemble, self.vocabularies, encoded, target_ids, self.mesh)
         for maps in found:
             _check_numbers(maps.decoder.weights)
         return found
+
+    def _target_ids(
+        self, sources: Sequence[str], given: Mapping[str, Sequence[Any]], options: Mapping[str, Any]
+    ) -> list[list[int]]:
+        """The ids of the `targets` or `tokens` that are given to `attention`, else of its own translations."""
+        if "targets" in given:
+            return self.preprocessor.encode_targets(sources, given["targets"])
+        tokens = given.get("tokens")
+        if tokens is None:
+            tokens = [hypotheses[0].tokens for hypotheses in self.translate(sources, **options)]
+        for of_hypothesis in tokens:
+            check_lists(tokens=of_hypothesis)
+        return [self.vocabularies.target.ids(of_hypothesis) for of_hypothesis in tokens]
 
     def _hypotheses(self, found: Hypotheses) -> list[Hypothesis]:
         """One sentence's hypotheses, [W, …] each, as text; equal ones once."""
@@ -340,7 +357,7 @@ def _batches(lengths: Sequence[int], mesh: Mesh) -> Iterator[tuple[list[int], in
             yield members[start : start + rows], width, rows
 
 
-def check_lists(**arguments: Iterable[str] | None) -> None:
+def check_lists(**arguments: Iterable[Any] | None) -> None:
     """Refuses a str in place of several, which would be read as a list of its characters."""
     for name, value in arguments.items():
         if isinstance(value, str):

@@ -222,8 +222,8 @@ class Demo:
         self._metrics.add("t2t_sentences_total", len(items) if kind == _TRANSLATE else 0)
         return [json_line(*pair) for pair in zip(items, found, strict=True)]
 
-    def _attention_of(self, source: str, target: str) -> str:
-        return attention_page.page(self._translator.attention([source], [target]), f"Attention: {source[:80]}")
+    def _attention_of(self, source: str, tokens: list[str]) -> str:
+        return attention_page.page(self._translator.attention([source], tokens=[tokens]), f"Attention: {source[:80]}")
 
 
 def _failure(future: Future) -> BaseException | None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from t2t_jax.data.tokenizer import Tokenizer
 from t2t_jax.decoding.grammars import check_grammar
 from t2t_jax.decoding.long_sentences import sentences_of
 from t2t_jax.decoding.search_options import check_options
@@ -72,15 +73,29 @@ def translate_request(
     return TranslateRequest(sentences, is_list, options)
 
 
-def attention_request(body: bytes, translator: Translator, limits: Limits) -> tuple[str, str]:
-    """The source and the target in `body`, whose attention is asked for."""
-    given = read_object(body, {"source": None, "target": None})
-    source, target = (given.get(name) for name in ("source", "target"))
+def attention_request(body: bytes, translator: Translator, limits: Limits) -> tuple[str, list[str]]:
+    """The source in `body`, and the tokens of the hypothesis or of the target whose attention is asked for."""
+    given = read_object(body, dict.fromkeys(("source", "target", "tokens")))
+    source, vocabulary = given.get("source"), translator.vocabularies.target
     _check_texts("source", [source])
-    _check_texts("target", [target])
     _check_lengths("source", translator.preprocessor.encode_sources([source]), limits.attention_subwords)
-    _check_lengths("target", translator.preprocessor.encode_targets([source], [target]), limits.attention_subwords)
-    return source, target
+    if "tokens" in given:
+        name, ids = "tokens", _ids_of_tokens(given, vocabulary)
+    else:
+        name, target = "target", given.get("target")
+        _check_texts(name, [target])
+        (ids,) = translator.preprocessor.encode_targets([source], [target])
+    _check_lengths(name, [ids], limits.attention_subwords)
+    return source, vocabulary.tokens(ids)
+
+
+def _ids_of_tokens(given: Mapping[str, Any], vocabulary: Tokenizer) -> list[int]:
+    """The ids of a hypothesis, whose text alone may be encoded into others."""
+    if "target" in given:
+        raise InputError("target: there are tokens too; send one of them")
+    if not isinstance(tokens := given["tokens"], list):
+        raise InputError(f"tokens must be a list of strings; got {_shown_text(tokens)}")
+    return vocabulary.ids(tokens)
 
 
 def _shown(value: Any) -> str:

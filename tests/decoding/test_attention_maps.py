@@ -181,6 +181,28 @@ def test_without_targets_the_maps_are_those_of_the_best_translation(translator):
         np.testing.assert_allclose(getattr(found[0], kind).weights, getattr(again, kind).weights, atol=2e-5)
 
 
+def test_the_maps_of_given_tokens_are_those_of_just_these(translator):
+    """The text would be encoded into others, and end with EOS."""
+    vocabulary = translator.vocabularies.target
+    characters = ["▁", *"drei"]
+    assert vocabulary.tokens(vocabulary.encode("drei"))[:-1] != characters
+    (found,) = translator.attention(["one two"], tokens=[characters])
+    assert found.target == characters and found.words().target == ["drei"]
+    for tokens, message in (
+        (["▁", "dreißig"], "tokens: 'dreißig' is no subword of the vocabulary; give those of a hypothesis"),
+        ([5], "tokens: 5 is no subword of the vocabulary"),
+        (["d", "</s>", "r", "</s>"], "tokens: </s> is number 2 of 4, but ends a hypothesis; give one"),
+        ("drei", "tokens must be a list of str; got one str"),
+        (["d"] * 1025, "target, line 1: 1,025 subwords, which must be at most 1,024"),
+    ):
+        with pytest.raises(InputError, match=message):
+            translator.attention(["one"], tokens=[tokens])
+    with pytest.raises(InputError, match="tokens: there are targets too; give one or the other"):
+        translator.attention(["one"], ["drei"], tokens=[characters])
+    with pytest.raises(InputError, match="tokens must be as many as the 1 sources; got 2"):
+        translator.attention(["one"], tokens=[characters, characters])
+
+
 def test_a_sentence_has_the_same_maps_alone_in_any_batch_and_on_eight_devices(translator):
     pairs = [*PAIRS, *toy_corpus.pairs(30, 3), ("one " * 40, "zwei " * 30)]
     sources, targets = zip(*pairs, strict=True)

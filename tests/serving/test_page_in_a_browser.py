@@ -146,6 +146,34 @@ class Parser:
         return [[Hypothesis(TREE, ["▁XX"], -1.5, -1.25, 1, [-1.5])] for _ in sentences]
 
 
+class Stutterer:
+    """A translator whose hypothesis is cut off, and has other tokens than its text is encoded into."""
+
+    TOKENS = ("▁", "d", "r", "e", "i")
+
+    def __init__(self, translator):
+        self.ensemble, self.vocabularies, self.mesh = translator.ensemble, translator.vocabularies, translator.mesh
+        self.task, self.preprocessor, self.attention = translator.task, translator.preprocessor, translator.attention
+
+    def translate(self, sentences, **options):
+        return [[Hypothesis("drei", list(self.TOKENS), -1.5, -1.25, 5, [-0.3] * 5, finished=False)] for _ in sentences]
+
+
+def test_the_attention_shown_is_that_of_the_tokens_of_the_hypothesis(visit, translator):
+    with served(Stutterer(translator), DEFAULTS) as client:
+        browser = visit(client)
+        translate(browser, "one two")
+        browser.find_element("css selector", ".numbers button").click()
+        wait(browser, "return document.querySelector('iframe')")
+        browser.switch_to.frame(browser.find_element("css selector", "iframe"))
+        wait(browser, "return document.querySelectorAll('#lines line').length > 0")
+        browser.execute_script(
+            "for (const value of ['decoder', 'subwords']) document.querySelector(`input[value=${value}]`).click()"
+        )
+        assert texts(browser, "#queries .token") == list(Stutterer.TOKENS)
+        browser.switch_to.default_content()
+
+
 def test_a_parse_is_drawn_as_a_tree(visit, translator):
     with served(Parser(translator), DEFAULTS) as client:
         browser = visit(client)

@@ -140,6 +140,31 @@ def test_attention_is_shown_on_a_page_of_its_own(client):
     assert status == 400 and answer["error"].startswith("target: '\\ud800' at character 1 is a lone surrogate")
 
 
+def test_the_attention_of_a_hypothesis_is_that_of_its_own_tokens(client):
+    tokens = ["▁", *"drei"]  # not those of "drei", and cut off before EOS
+    status, answer = client.post({"source": "one two", "tokens": tokens}, path="/attention")
+    assert status == 200
+    content = client.request("GET", answer["page"])[2].decode()
+    assert f'"queries":{json.dumps(tokens, ensure_ascii=False, separators=(",", ":"))}' in content
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"tokens": "drei"}, "tokens must be a list of strings; got 'drei'"),
+        ({"tokens": None}, "tokens must be a list of strings; got nothing"),
+        ({"tokens": ["d", "dreißig"]}, "tokens: 'dreißig' is no subword of the vocabulary; give those of a hypothesis"),
+        ({"tokens": ["d", None]}, "tokens: None is no subword of the vocabulary; give those of a hypothesis"),
+        ({"tokens": ["d", "</s>", "d"]}, "tokens: </s> is number 2 of 3, but ends a hypothesis; give one"),
+        ({"tokens": ["d"] * 129}, "tokens: 129 subwords, which must be at most 128; split it"),
+        ({"tokens": ["d"], "target": "d"}, "target: there are tokens too; send one of them"),
+        ({}, "target must be a string; got nothing"),
+    ],
+)
+def test_wrong_tokens_are_refused_in_one_line(client, value, message):
+    assert client.post({"source": "one", **value}, path="/attention") == (400, {"error": message})
+
+
 def test_only_the_newest_attention_pages_are_kept(translator):
     with served(translator, attention_pages=2) as client:
         pages = [client.post({"source": "one", "target": "eins"}, path="/attention")[1]["page"] for _ in range(3)]
