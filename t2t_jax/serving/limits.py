@@ -20,7 +20,9 @@ class Limits:
     # Of all requests.
     connections: int = 512
     waiting_sentences: int = 448  # with the batch at work fewer than connections: there is one for /health
-    batch_sentences: int = 16  # translated together; the server is warm when it has compiled for each smaller number
+    # Of several requests, translated together; the server is warm when it has compiled for each number up to this. One
+    # request may have more: on two cores, to compile for those too would make the warm-up of a quickstart 36% longer.
+    batch_sentences: int = 16
     attention_pages: int = 8  # kept in memory, the newest
 
     # Each search is compiled for its own options: as many different ones as `searches` are admitted at once, after that
