@@ -135,6 +135,32 @@ def test_what_the_server_refuses_is_shown_in_its_words(visit, client):
     assert browser.execute_script("return document.documentElement.scrollWidth <= 390")
 
 
+@pytest.mark.parametrize("modifier", ["ctrlKey", "metaKey"])
+def test_enter_held_down_with_ctrl_or_command_asks_once_at_a_time(visit, client, modifier):
+    browser = visit(client)
+    browser.find_element("id", "source").send_keys("one two")
+    browser.execute_script(
+        "window.asked = 0; const fetched = window.fetch;"
+        "window.fetch = (...call) => { window.asked++; return fetched(...call); };"
+        "const event = { key: 'Enter', [arguments[0]]: true, bubbles: true };"
+        "const source = document.getElementById('source');"
+        "for (let n = 0; n < 20; n++) source.dispatchEvent(new KeyboardEvent('keydown', event));",
+        modifier,
+    )
+    wait(browser, "return document.querySelector('.sentence') && !document.getElementById('submit').disabled")
+    assert browser.execute_script("return window.asked") == 1
+
+
+def test_an_emptied_field_has_the_value_of_the_run(visit, client):
+    browser = visit(client)
+    for name in ("beam_size", "n_best", "alpha"):
+        browser.find_element("id", name).clear()
+    translate(browser, "one two")
+    _, answer = client.post({"source": "one two"})
+    assert browser.find_element("id", "status").text == ""
+    assert texts(browser, ".text") == [hypothesis["text"] for hypothesis in answer["hypotheses"]]
+
+
 class Parser:
     """A translator that answers with one tree, to see it drawn."""
 
