@@ -3,6 +3,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+const WITHOUT_SPACES = new RegExp(DATA.without_spaces, "u");  // a character of a script without spaces
 const VALUE_OF_DIGIT = new Map([...DIGITS].map((digit, value) => [digit.charCodeAt(0), value]));
 const KINDS = { encoder: "Encoder", decoder: "Decoder", encoder_decoder: "Encoder–decoder" };
 const SIDES = {  // what the two columns are
@@ -12,6 +13,7 @@ const SIDES = {  // what the two columns are
 };
 const FAINTEST = 0.01;  // weights below this are not drawn
 const MOST_LINES = 3000;
+const NO_HEAD = "No head is chosen.";
 const LARGEST_THUMBNAIL = 96;  // pixels; longer sentences show the largest weight of each block
 
 const byId = (id) => document.getElementById(id);
@@ -149,7 +151,7 @@ function drawLines(map) {
   }));
   const left = found.length < MOST_LINES ? `weights below ${FAINTEST} are not` : "the weaker ones are not";
   const count = `${found.length.toLocaleString("en")} of ${all.toLocaleString("en")} weights drawn`;
-  byId("status").textContent = state.heads.size === 0 ? "No head is chosen." : `${count}${found.length < all ? `; ${left}` : ""}.`;
+  byId("status").textContent = state.heads.size === 0 ? NO_HEAD : `${count}${found.length < all ? `; ${left}` : ""}.`;
 }
 
 /** The weight between the chosen token and token n of the other side. */
@@ -186,8 +188,9 @@ function markTokens(map) {
 
 function drawDetail(map) {
   const only = chosen();
-  if (only === null) {
-    byId("detail").replaceChildren(element("p", { textContent: "Point at, tap or focus a token to see its weights." }));
+  if (only === null || state.heads.size === 0) {
+    const hint = only === null ? "Point at, tap or focus a token to see its weights." : NO_HEAD;
+    byId("detail").replaceChildren(element("p", { textContent: hint }));
     return;
   }
   const isQuery = only.side === "queries", others = isQuery ? map.keys : map.queries, heads = shownHeads();
@@ -277,7 +280,9 @@ function markControls() {
 /** The words of one side of a sentence, without EOS. */
 function sentenceText(map) {
   const words = map.query_words.texts;
-  return words.slice(0, words.at(-1) === "</s>" ? -1 : undefined).map(label).join(" ");
+  const shown = words.slice(0, words.at(-1) === "</s>" ? -1 : undefined).map(label);
+  const isApart = (before, after) => !(WITHOUT_SPACES.test([...before].at(-1)) && WITHOUT_SPACES.test([...after][0]));
+  return shown.reduce((text, word, n) => text + (n && isApart(shown[n - 1], word) ? " " : "") + word, "");
 }
 
 function makeControls() {
@@ -304,16 +309,17 @@ function makeControls() {
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
 }
 
-/** Arrow keys, Home and End move the focus within a group of buttons, which is one stop of the Tab key. */
+/** Arrow keys, Home and End move the focus within a group of buttons, which is one stop of the Tab key: the focused. */
 function moveWithArrows(group, columns) {
+  group.addEventListener("focusin", ({ target }) => {
+    for (const button of group.querySelectorAll("button")) button.tabIndex = button === target ? 0 : -1;
+  });
   group.addEventListener("keydown", (event) => {
     const buttons = [...group.querySelectorAll("button")], at = buttons.indexOf(document.activeElement);
     const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -at, End: buttons.length - 1 - at };
     const next = buttons[at + steps[event.key]];
     if (at < 0 || !next) return;
     event.preventDefault();
-    buttons[at].tabIndex = -1;
-    next.tabIndex = 0;
     next.focus();
   });
 }

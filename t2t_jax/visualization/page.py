@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from t2t_jax.data.plain_text import WITHOUT_SPACES
 from t2t_jax.decoding.attention_maps import AttentionMap, AttentionMaps
 from t2t_jax.visualization.figures import head_colours
 
@@ -56,6 +57,7 @@ def _json(maps: Sequence[AttentionMaps]) -> str:
         "heads": heads,
         "levels": LEVELS,
         "colours": head_colours(heads),
+        "without_spaces": WITHOUT_SPACES.pattern,
         "sentences": [
             {
                 "encoder": _map(pair.encoder),

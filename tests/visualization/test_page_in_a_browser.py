@@ -117,6 +117,15 @@ def test_head_boxes_add_and_remove_their_lines(show):
     assert {head for _, _, head in drawn(browser)} == {1, 2, 3}
 
 
+def test_a_chosen_token_has_no_table_where_no_head_is_chosen(show):
+    browser = show(maps())
+    click(browser, "#queries .token")
+    click(browser, "#none")
+    assert browser.find_element("id", "detail").text == "No head is chosen."
+    click(browser, "#all")
+    assert table(browser)
+
+
 def test_pointing_at_a_token_isolates_it_and_shows_its_weights(show):
     browser, found = show(maps()), maps().words().encoder
     everything = drawn(browser)
@@ -164,6 +173,31 @@ def test_the_overview_has_every_head_and_choosing_one_shows_it_alone(show):
         assert abs(weight - expected[query, key]) < 3 / LEVELS
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_weight_has_the_same_colour_in_chosen_tiles_and_in_others(show, scheme):
+    browser = show(maps(), scheme=scheme)
+    paper = browser.find_element("css selector", "body").value_of_css_property("background-color")
+    behind = browser.execute_script(
+        "return ['.shown', ':not(.shown)'].map((kind) => getComputedStyle("
+        "document.querySelector(`#overview button${kind} canvas`)).backgroundColor)"
+    )
+    assert [re.findall(r"\d+", colour)[:3] for colour in behind] == [re.findall(r"\d+", paper)[:3]] * 2
+    assert all(re.fullmatch(r"rgb\(.*\)|rgba\(.*, 1\)", colour) for colour in behind), "not transparent"
+
+
+def test_a_group_is_one_stop_of_the_tab_key_after_a_click_too(show):
+    from selenium.webdriver import Keys
+
+    browser = show(maps())
+    stops = "return [...document.querySelectorAll(`#${arguments[0]} button`)].flatMap((b, n) => b.tabIndex ? [] : [n])"
+    for group in ("queries", "keys", "overview"):
+        assert browser.execute_script(stops, group) == [0]
+        browser.find_elements("css selector", f"#{group} button")[2].click()
+        assert browser.execute_script(stops, group) == [2]
+        press(browser, Keys.ARROW_RIGHT)
+        assert browser.execute_script(stops, group) == [3]
+
+
 def test_everything_is_reached_and_used_by_the_keyboard(show):
     from selenium.webdriver import Keys
 
@@ -196,6 +230,13 @@ def test_another_sentence_can_be_chosen(show):
     browser.find_elements("css selector", "#sentence option")[1].click()
     assert [token.text for token in browser.find_elements("css selector", "#queries .token")] == ["x", "<EOS>"]
     assert browser.find_element("id", "pair").text == "x → y"
+
+
+def test_words_of_scripts_without_spaces_are_joined_in_the_sentence(show):
+    thai = ["ที่", "นี่"]
+    browser = show(random_maps(["打开", "灯", "now", "关闭", "</s>"], [*thai, "now", "</s>"]))
+    assert browser.find_element("id", "source").text == "打开灯 now 关闭"
+    assert browser.find_element("id", "target").text == f"{thai[0]}{thai[1]} now"
 
 
 @pytest.mark.parametrize(("width", "scheme"), list(itertools.product((1280, 390), ("light", "dark"))))
