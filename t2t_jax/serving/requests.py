@@ -17,7 +17,6 @@ from t2t_jax.serving.limits import Limits
 OPTIONS = {
     "beam_size": 4, "alpha": 0.6, "n_best": 1, "max_extra_length": 50, "constrained": False, "split_sentences": False,
 }  # fmt: skip
-_MOST_ALPHA = 10
 
 
 class TranslateRequest(NamedTuple):
@@ -109,12 +108,11 @@ def _shown_text(value: Any) -> str:
 
 
 def _checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    """The options of a request, by their JSON types and the server's limits."""
+    """The options of a request, by their JSON types and the server's limits; `check_options` knows the others."""
     widest = max(limits.beam_size, defaults["beam_size"])
     ranges = {
         "beam_size": Range(1, widest),
         "n_best": Range(1, widest),
-        "alpha": Range(0, _MOST_ALPHA),
         "max_extra_length": Range(0, max(limits.max_extra_length, defaults["max_extra_length"])),
     }
     for name, value in given.items():

@@ -97,6 +97,7 @@ def test_a_hundred_parallel_requests_are_all_answered_as_if_alone(client, transl
         ({"source": "one", "beam_size": 2.0}, "beam_size must be a whole number; got 2.0"),
         ({"source": "one", "n_best": 3}, "n_best must be between 1 and beam_size=2; got 3"),
         ({"source": "one", "alpha": "0.6"}, "alpha must be a number; got '0.6'"),
+        ({"source": "one", "alpha": 10.5}, "alpha must be at least 0 and at most 10; got 10.5"),
         (b'{"source": "one", "alpha": NaN}', "alpha must be finite"),
         ({"source": "one", "max_extra_length": 513}, "max_extra_length must be at least 0 and at most 512"),
         ({"source": ["one"] * 32, "beam_size": 32, "max_extra_length": 512}, "lower beam_size or max_extra_length"),
