@@ -4,6 +4,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import http
 import math
 import secrets
 import time
@@ -269,7 +270,7 @@ async def _body(request: Request, limits: Limits) -> bytes:
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     reason = error.detail
-    if error.status_code in (404, 405) and not request.url.path.startswith("/attention/"):
+    if reason == http.HTTPStatus(error.status_code).phrase:  # Starlette's own: no such path, or not by this method
         known = "GET /, /info, /health and /metrics, POST /translate and /attention"
         reason = f"{request.method} {request.url.path[:100]}: there are {known}"
     return error_response(error.status_code, reason, error.headers)

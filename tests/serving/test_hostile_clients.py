@@ -230,6 +230,23 @@ def test_there_is_nothing_but_its_own_pages(client, method, path, status):
 
 
 @pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/nothing"), ("GET", "/attention/"), ("POST", "/attention/x"), ("GET", "/attention/x/y")],
+)
+def test_an_unknown_path_or_method_is_told_what_there_is(client, method, path):
+    content = {"Content_Type": "application/json"} if method == "POST" else {}
+    _, _, body = client.request(method, path, b"{}" if content else None, **content)
+    assert json.loads(body)["error"] == (
+        f"{method} {path}: there are GET /, /info, /health and /metrics, POST /translate and /attention"
+    )
+
+
+def test_an_attention_page_that_is_gone_is_told_how_many_are_kept(client):
+    body = client.request("GET", "/attention/x")[2]
+    assert json.loads(body) == {"error": "only the newest 8 attention pages are kept"}
+
+
+@pytest.mark.parametrize(
     ("host", "status"),
     [
         ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:8000", 200), ("192.168.0.7:80", 200),
