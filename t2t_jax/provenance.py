@@ -2,18 +2,23 @@
 
 import contextlib
 import functools
+import os
 import platform
 import subprocess
 from pathlib import Path
 
 from t2t_jax import __version__
 
+# With these, which git sets for its hooks, git answers for another repository than that of its folder.
+_OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+
 
 def code_version() -> str:
     """The commit of the checkout, with '+' if it has uncommitted changes; else the release."""
     file = Path(__file__)
     git = ["git", "-C", str(file.parent)]
-    run = functools.partial(subprocess.run, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if name not in _OTHER_REPOSITORY}
+    run = functools.partial(subprocess.run, capture_output=True, text=True, env=environment)
     try:
         # Installed, this file may lie in a checkout of something else.
         if run([*git, "ls-files", "--error-unmatch", file.name]).returncode:

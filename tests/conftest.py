@@ -13,6 +13,8 @@ ON_DEVICE = bool(os.environ.get("T2T_JAX_TEST_DEVICE"))
 if not ON_DEVICE:
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {FAST_COMPILATION}"
     os.environ["JAX_PLATFORMS"] = "cpu"
+for name in [name for name in os.environ if name.startswith("GIT_") and not name.startswith("GIT_CONFIG")]:
+    del os.environ[name]  # in a hook of git they name its repository, in which tests would commit
 
 import gc
 import io
