@@ -124,6 +124,7 @@ def test_the_help_of_each_program_has_its_command_and_its_docstring_as_written(n
         raise Parsed(parser)
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setenv("COLUMNS", "80")  # on a narrower terminal the usage begins with a line of the program alone
     module = importlib.import_module(name)
     with pytest.raises(Parsed) as parsed:
         module.main()
