@@ -321,6 +321,7 @@ def test_mistakes_in_translating_are_one_line(command, run, arguments, stdin, me
 
 
 def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
+    run = shutil.copytree(run, str(tmp_path / "run"))  # others read the original
     own = (Path(run) / "result.json").read_bytes()
     _, output, errors = command("--mode=evaluate", f"--workdir={run}")
     scores, expected = json.loads(output), json.loads(own)["test"]
@@ -361,6 +362,7 @@ def test_evaluate_prints_scores_and_keeps_them(command, run, tmp_path):
 
 
 def test_evaluate_scores_the_dev_set_and_keeps_its_scores_apart_from_those_of_the_test_sets(command, run, tmp_path):
+    run = shutil.copytree(run, str(tmp_path / "run"))  # others read the original
     own = (Path(run) / "result.json").read_bytes()
     code, output, errors = command("--mode=evaluate", f"--workdir={run}", "--split=dev")
     scores, expected = json.loads(output), json.loads(own)["dev"]
@@ -428,7 +430,8 @@ def test_a_step_is_a_number_last_or_averaged_and_printed(command, run):
     assert found["6"] == found["last"] != found["averaged"]
 
 
-def test_average_replaces_the_default_checkpoint(command, run):
+def test_average_replaces_the_default_checkpoint(command, run, tmp_path):
+    run = shutil.copytree(run, str(tmp_path / "run"))  # others read the original
     code, output, _ = command("--mode=average", f"--workdir={run}", "--steps=2,4")
     assert code == 0 and "average of [2, 4]" in output
     assert Checkpoints(Path(run) / "averaged").steps() == [4]
