@@ -70,13 +70,18 @@ up() {
   return 1
 }
 
+# Whether a process runs; one that has ended, but that nobody waits for, does not.
+runs() {  # PID
+  grep -qs '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status"
+}
+
 down() {
   local name pid
   for name in slurmd slurmctld munged; do
     pid=$(cat "$root/$name.pid" 2>/dev/null || true)
     if [ -n "$pid" ] && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = "$name" ]; then
       kill "$pid"
-      while [ -e "/proc/$pid" ]; do sleep 0.1; done
+      while runs "$pid"; do sleep 0.1; done
     fi
   done
 }
