@@ -1,5 +1,6 @@
 """Preparing a corpus, killed again and again, ends with the bytes of an uninterrupted preparation."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -23,12 +24,23 @@ config = tiny_config(Path(sys.argv[1]))
 config.data.train += "," + config.data.dev
 open_store(config.data)
 """
-# As --mode=prepare, but with shards so small that this corpus has twelve.
+# As --mode=prepare, but with shards so small that this corpus has twelve. While a file `hold` lies beside the script, a
+# worker that comes to one of them touches `held` and waits: nothing ends before what the test does meanwhile.
 PREPARE = """
-import main, sys
+import main, sys, time
+from pathlib import Path
 from t2t_jax import signals
 from t2t_jax.data import shards
 shards.SHARD_SIZE = 500
+write_shard = shards._write_shard
+
+def write_or_wait(encoding, path, number, pairs):
+    while number == 5 and Path(__file__).with_name("hold").exists():
+        Path(__file__).with_name("held").touch()
+        time.sleep(0.01)
+    return write_shard(encoding, path, number, pairs)
+
+shards._write_shard = write_or_wait
 if __name__ == "__main__":
     signals.watch()
     sys.exit(main.main(sys.argv))
@@ -50,22 +62,33 @@ def stores(directory):
     return {path.relative_to(directory): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+def members(pgid):
+    """The processes of a group; one that has ended is none, even if nobody waits for it, as in some containers."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            state, _, group = stat.read_bytes().rpartition(b")")[2].split()[:3]
+            if int(group) == pgid and state != b"Z":
+                yield int(stat.parent.name)
+
+
 def group_ends(pgid, seconds=10):
     """Whether all processes of a process group end within some seconds."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        try:
-            os.killpg(pgid, 0)
-        except ProcessLookupError:
+        if not any(members(pgid)):
             return True
         time.sleep(0.05)
     return False
 
 
-def wait_for_a_shard(process, directory):
-    while not list(directory.glob(".*.unfinished/shard-*.npz")):
+def start_and_hold(prefixes, directory, script):
+    """A preparation that has begun and does not go on to its end while `hold` exists."""
+    script.with_name("hold").touch()
+    process = start(prefixes, directory, script)
+    while not script.with_name("held").exists():
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.001)
+    return process
 
 
 def workers(process):
@@ -83,7 +106,8 @@ def interrupted(process):
 def script(tmp_path):
     path = tmp_path / "prepare.py"
     path.write_text(PREPARE)
-    return path
+    yield path
+    path.with_name("hold").unlink(missing_ok=True)
 
 
 @pytest.mark.slow
@@ -118,8 +142,7 @@ def test_ten_sigkills_midway_do_not_change_the_store(tmp_path, script):
 def test_a_signal_to_the_process_group_ends_the_preparation_with_one_line(tmp_path, script, number):
     """Ctrl-C and Slurm's warning signal reach the worker processes too."""
     prefixes = toy_corpus.write_splits(tmp_path, train=6000)
-    process = start(prefixes, tmp_path / "stores", script)
-    wait_for_a_shard(process, tmp_path / "stores")
+    process = start_and_hold(prefixes, tmp_path / "stores", script)
     os.killpg(process.pid, number)
     assert interrupted(process) == [f"stopped by {number.name}; run the same command again"]
 
@@ -128,8 +151,8 @@ def test_a_signal_to_the_process_group_ends_the_preparation_with_one_line(tmp_pa
 def test_a_sigterm_that_reaches_the_workers_first_ends_the_preparation_with_its_line(tmp_path, script):
     """As where a scheduler signals one process after the other, or a busy machine runs a worker first."""
     prefixes = toy_corpus.write_splits(tmp_path, train=6000)
-    process = start(prefixes, tmp_path / "stores", script)
-    wait_for_a_shard(process, tmp_path / "stores")
+    script.write_text(f"from t2t_jax.data import shards\nshards._SIGNAL_SECONDS *= 3600\n{PREPARE}")
+    process = start_and_hold(prefixes, tmp_path / "stores", script)
     for pid in workers(process):
         os.kill(pid, signal.SIGTERM)
     time.sleep(0.3)
@@ -141,11 +164,11 @@ def test_a_sigterm_that_reaches_the_workers_first_ends_the_preparation_with_its_
 def test_a_worker_that_is_killed_ends_the_preparation_with_one_line_and_the_same_command_goes_on(tmp_path, script):
     """As the kernel kills it where memory runs out."""
     prefixes = toy_corpus.write_splits(tmp_path, train=6000)
-    process = start(prefixes, tmp_path / "killed", script)
-    wait_for_a_shard(process, tmp_path / "killed")
+    process = start_and_hold(prefixes, tmp_path / "killed", script)
     os.kill(workers(process)[0], signal.SIGKILL)
     [line] = interrupted(process)
     assert line.startswith("error: data: a worker process was killed")
+    script.with_name("hold").unlink()
     for directory in (tmp_path / "killed", tmp_path / "whole"):
         assert start(prefixes, directory, script).wait() == 0
     assert stores(tmp_path / "killed") == stores(tmp_path / "whole")
