@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -57,21 +56,25 @@ def process(run, *program):
         server.wait()
 
 
+def ask(port, *request):
+    """(status, JSON of the answer)."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)  # not urllib: it would ask a proxy
+    with contextlib.closing(connection):
+        connection.request(*request)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
 def wait_until_warm(port):
     """Until then a request may wait for a compilation longer than a stopping server waits for it."""
-    healthy = f"http://127.0.0.1:{port}/health"
     end = time.monotonic() + SECONDS
-    while not json.load(urllib.request.urlopen(healthy))["warm"]:
-        assert time.monotonic() < end
+    while not (answer := ask(port, "GET", "/health"))[1]["warm"]:
+        assert answer[0] == 200 and time.monotonic() < end
         time.sleep(0.1)
 
 
 def post(port, value):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    with contextlib.closing(connection):
-        connection.request("POST", "/translate", json.dumps(value), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
+    return ask(port, "POST", "/translate", json.dumps(value), {"Content-Type": "application/json"})
 
 
 @pytest.mark.slow
