@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import threading
 
 import pytest
 
@@ -60,6 +61,23 @@ def served(translator, defaults=DEFAULTS, hosts=(), **limits):  # noqa: F811
         demo = Demo(translator, defaults, about=ABOUT, limits=limits, hosts=hosts)
         with contextlib.closing(demo), running(demo.app, listener, limits):
             yield Client(listener.getsockname()[1], demo)
+
+
+@contextlib.contextmanager
+def held(translator):  # noqa: F811
+    """Yields two events: `begun`, set when the first batch has begun, and `release`; batches wait for it or the end."""
+    begun, release, translate = threading.Event(), threading.Event(), translator.translate
+
+    def wait(*arguments, **options):
+        begun.set()
+        return release.wait(60) and translate(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(translator, "translate", wait)
+        try:
+            yield begun, release
+        finally:
+            release.set()
 
 
 @pytest.fixture(scope="module")

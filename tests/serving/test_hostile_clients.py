@@ -6,12 +6,11 @@ import functools
 import http.client
 import json
 import socket
-import threading
 import time
 
 import pytest
 
-from tests.serving.conftest import served
+from tests.serving.conftest import held, served
 
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 from t2t_jax.serving.limits import Limits
@@ -67,16 +66,18 @@ def test_a_client_that_leaves_is_forgotten(client):
 
 
 def test_half_sent_requests_end_in_time_and_hold_up_nobody(translator):
-    with served(translator, head_seconds=0.5, body_seconds=1.0) as client:
+    with served(translator, head_seconds=1.0, body_seconds=1.0) as client:
         head = (f"POST /translate HTTP/1.1\r\nHost: {client.host}\r\nContent-Type: application/json\r\n"
                 "Content-Length: 100\r\n\r\n").encode()  # fmt: skip
-        slow = [socket.create_connection(("127.0.0.1", client.port), timeout=60) for _ in range(3)]
-        slow[1].sendall(head[:40])
-        slow[2].sendall(head + b'{"source"')
+        slow = []
+        for sent in (b"", head[:40], head + b'{"source"'):
+            slow.append(socket.create_connection(("127.0.0.1", client.port), timeout=60))
+            slow[-1].sendall(sent)
         assert client.request("GET", "/info")[0] == 200
         for _ in range(3):  # a byte now and then does not help
             time.sleep(0.1)
-            slow[1].sendall(b"x")
+            with contextlib.suppress(ConnectionError):
+                slow[1].sendall(b"x")
         answers = []
         for connection in slow:
             received = b""
@@ -103,16 +104,16 @@ def get_info(connection):
 
 
 def test_a_connection_is_kept_after_an_answer_longer_than_a_first_request_may_take(translator):
-    with served(translator, head_seconds=0.3) as client, connect(client) as connection:
+    with served(translator, head_seconds=1.0) as client, connect(client) as connection:
         assert get_info(connection) == 200
-        time.sleep(0.8)
+        time.sleep(1.4)
         assert get_info(connection) == 200
     with served(translator, keep_alive_seconds=0.3) as client, connect(client, seconds=4) as connection:
         assert get_info(connection) == 200 and connection.sock.recv(1) == b""
 
 
 def test_an_answer_that_takes_longer_to_send_than_a_connection_is_kept_is_whole(translator):
-    with served(translator, head_seconds=0.2, keep_alive_seconds=0.2) as client:
+    with served(translator, head_seconds=0.8, keep_alive_seconds=0.2) as client:
         client.demo._pages["large"] = "x" * (size := 30_000_000)  # more than the kernel buffers
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -133,21 +134,22 @@ def test_a_new_connection_takes_the_place_of_the_one_that_was_kept_for_longest(t
         assert [get_info(connection) for connection in kept[3:]] == [200] * 3
 
 
-def test_a_full_queue_leaves_room_for_monitoring(translator, monkeypatch):
-    gate, translate = threading.Event(), translator.translate
-    monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
+def test_a_full_queue_leaves_room_for_monitoring(translator):
     limits = Limits()
     assert limits.connections - limits.waiting_sentences - limits.batch_sentences == 48
     counts = {"waiting_sentences": 3, "batch_sentences": 1, "connections": 6}
-    with served(translator, **counts) as client, concurrent.futures.ThreadPoolExecutor() as pool:
-        answers = [pool.submit(client.post, GOOD) for _ in range(4)]
+    pool = concurrent.futures.ThreadPoolExecutor()
+    with served(translator, **counts) as client, pool, held(translator) as (begun, release):
+        answers = [pool.submit(client.post, GOOD)]
+        assert begun.wait(60)  # before that it waits, too
+        answers += [pool.submit(client.post, GOOD) for _ in range(3)]
         for _ in range(3):
             while json.loads(client.request("GET", "/health")[2])["waiting_sentences"] < 3:
                 time.sleep(0.01)
             status, answer = client.post(GOOD)
             assert status == 503 and "too many sentences are waiting" in answer["error"]
         assert b't2t_refusals_total{reason="full"} 3\n' in client.request("GET", "/metrics")[2]
-        gate.set()
+        release.set()
         assert [answer.result()[0] for answer in answers] == [200] * 4
 
 
@@ -159,15 +161,16 @@ def test_a_request_that_takes_too_long_is_given_up(translator):
         assert status == 503 and int(headers["retry-after"]) >= 1 and b"not done within 0 s" in content
 
 
-def test_a_client_that_still_waits_when_the_server_stops_is_told_so(translator, monkeypatch, caplog):
-    gate, translate = threading.Event(), translator.translate
-    monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
-    with concurrent.futures.ThreadPoolExecutor() as pool:
+def test_a_client_that_still_waits_when_the_server_stops_is_told_so(translator, caplog):
+    with concurrent.futures.ThreadPoolExecutor() as pool, held(translator) as (begun, release):
         with served(translator, stop_seconds=0.2, batch_sentences=1) as client:
             request = functools.partial(client.request, "POST", "/translate", json.dumps(GOOD).encode())
-            asked = [pool.submit(request, Content_Type="application/json") for _ in range(3)]
+            ask = lambda: pool.submit(request, Content_Type="application/json")
+            asked = [ask()]
+            assert begun.wait(60)  # before that it waits, too
+            asked += [ask(), ask()]
             for answer in asked:
-                answer.add_done_callback(lambda _: gate.set())
+                answer.add_done_callback(lambda _: release.set())
             while json.loads(client.request("GET", "/health")[2])["waiting_sentences"] < 2:
                 time.sleep(0.01)
         for status, headers, content in (answer.result() for answer in asked):

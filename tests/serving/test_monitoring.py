@@ -2,14 +2,13 @@
 
 import json
 import socket
-import threading
 import time
 
 import jax.numpy as jnp
 import pytest
 
 from tests.decoding.compiled import num_compiled
-from tests.serving.conftest import served
+from tests.serving.conftest import held, served
 
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 from t2t_jax.data.tokenizer import EOS
@@ -41,15 +40,14 @@ def wait_until(condition, seconds=60):
         time.sleep(0.01)
 
 
-def test_the_server_is_unhealthy_while_a_batch_takes_longer_than_a_client_waits(translator, monkeypatch):
-    gate, translate = threading.Event(), translator.translate
-    monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
-    with served(translator, request_seconds=0.5) as client:
+def test_the_server_is_unhealthy_while_a_batch_takes_longer_than_a_client_waits(translator):
+    with served(translator, request_seconds=0.5) as client, held(translator) as (_, release):
         assert health(client) == (200, {"healthy": True, "warm": True, "batch_seconds": 0.0, "waiting_sentences": 0})
         assert client.post({"source": "one"})[0] == 503
+        wait_until(lambda: health(client)[0] == 503)  # the batch may have begun later than its request
         status, found = health(client)
         assert status == 503 and not found["healthy"] and found["batch_seconds"] >= 0.5
-        gate.set()
+        release.set()
         wait_until(lambda: health(client)[0] == 200)
         assert metrics(client)['t2t_refusals_total{reason="time"}'] == 1
 
@@ -73,10 +71,8 @@ def test_metrics_count_answers_by_status_and_sentences(translator):
     assert found['t2t_requests_total{status="200"}'] >= 3 and found["t2t_waiting_sentences"] == 0
 
 
-def test_a_client_that_leaves_is_not_counted_as_one_with_a_mistake(translator, monkeypatch):
-    gate, translate = threading.Event(), translator.translate
-    monkeypatch.setattr(translator, "translate", lambda *a, **o: gate.wait(60) and translate(*a, **o))
-    with served(translator) as client:
+def test_a_client_that_leaves_is_not_counted_as_one_with_a_mistake(translator):
+    with served(translator) as client, held(translator):
         head = f"POST /translate HTTP/1.1\r\nHost: {client.host}\r\nContent-Type: application/json\r\n"
         for body in (b'{"source": "one"}', b'{"sour'):  # in the queue, and half sent
             with socket.create_connection(("127.0.0.1", client.port)) as connection:
@@ -84,7 +80,6 @@ def test_a_client_that_leaves_is_not_counted_as_one_with_a_mistake(translator, m
                 time.sleep(0.1)
         wait_until(lambda: metrics(client).get('t2t_requests_total{status="499"}') == 2)
         assert 't2t_requests_total{status="400"}' not in metrics(client)
-        gate.set()
 
 
 def test_a_device_whose_memory_is_too_small_is_no_bug_of_the_server(translator, monkeypatch):
