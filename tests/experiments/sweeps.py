@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tiny_experiment import FAST_COMPILATION, config_source
+from t2t_jax.threads import available_cores
 from tests.runs import tiny_config
 from tests.test_resume import saved_steps
 
 ROOT = Path(__file__).parents[2]
+TWO_AT_ONCE = ["--jobs=2"] if available_cores() > 1 else []  # more trials than cores are refused
 
 
 class Sweep:

@@ -23,7 +23,7 @@ from experiments.sweep.trials import FAILED, FINISHED, INTERRUPTED, REFUSED, RUN
 from t2t_jax.errors import InputError
 from t2t_jax.files import write_object
 from tests.experiments.runs import run_folder
-from tests.experiments.sweeps import ROOT, Sweep
+from tests.experiments.sweeps import ROOT, TWO_AT_ONCE, Sweep
 from tests.test_configs import flat
 from tests.test_resume import assert_same_run
 
@@ -309,7 +309,7 @@ def test_a_finished_trial_without_the_options_of_its_row_is_refused(tmp_path):
 def test_a_crash_and_a_hang_stop_no_other_trial_and_only_unfinished_trials_run_again(tmp_path):
     tiny = Sweep(tmp_path, crashes={}, fine={}, hangs={"model__d_ff": 32})
     tiny.damage("crashes")
-    launcher = tiny.start("--jobs=2", "--timeout_minutes=0.75")
+    launcher = tiny.start(*TWO_AT_ONCE, "--timeout_minutes=0.75")
     hanging = tiny.wait(lambda: tiny.process("hangs"))
     fine = tiny.process("fine")
     if fine and len(os.sched_getaffinity(0)) > 1:
@@ -336,7 +336,7 @@ def test_a_crash_and_a_hang_stop_no_other_trial_and_only_unfinished_trials_run_a
 @pytest.mark.slow
 def test_the_same_command_resumes_whatever_was_killed(tmp_path):
     tiny = Sweep(tmp_path, long={"train__train_steps": 600, "checkpoint__interval_steps": 20}, short={})
-    launcher = tiny.start("--jobs=2")
+    launcher = tiny.start(*TWO_AT_ONCE)
     tiny.wait(lambda: tiny.saved("long") > 0)
     os.kill(tiny.process("long"), signal.SIGKILL)
     assert launcher.wait(240) == 4
@@ -369,18 +369,18 @@ def test_a_launcher_killed_at_random_moments_does_not_change_the_results(tmp_pat
     rows = {"one": {"train__train_steps": 300, "checkpoint__interval_steps": 10}, "two": {}}
     (tmp_path / "undisturbed").mkdir(), (tmp_path / "killed").mkdir()
     undisturbed, killed = Sweep(tmp_path / "undisturbed", **rows), Sweep(tmp_path / "killed", **rows)
-    assert undisturbed.run("--jobs=2") == 0, undisturbed.errors()
+    assert undisturbed.run(*TWO_AT_ONCE) == 0, undisturbed.errors()
     rng, midway = random.Random(0), 0
     saved = lambda step: killed.saved("one") >= step
     for reached in (lambda: True, lambda: killed.process("one"), lambda: saved(10), lambda: saved(100)):
-        launcher = killed.start("--jobs=2")
+        launcher = killed.start(*TWO_AT_ONCE)
         killed.wait(lambda reached=reached, launcher=launcher: reached() or launcher.poll() is not None)
         time.sleep(rng.uniform(0, 1))
         midway += launcher.poll() is None
         launcher.kill()
         launcher.wait()
     assert midway >= 2
-    assert killed.run("--jobs=2") == 0, killed.errors()
+    assert killed.run(*TWO_AT_ONCE) == 0, killed.errors()
     for row, step in (("one", 300), ("two", 6)):
         assert_same_run(undisturbed.trial(row), killed.trial(row), step)
         assert killed.log(row).count("resuming from step") <= killed.log(row).count("main.py --config") <= 5
