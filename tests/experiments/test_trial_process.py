@@ -22,10 +22,15 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 pathlib.Path(sys.argv[1]).write_text(f"{os.getpid()} {child.pid}\\n")
 time.sleep(60)
 """
+# No trial is silent before a stubborn one has written its file: a loaded machine starts it slowly.
 PROGRAM = """
-import sys
+import pathlib, sys
 from experiments.sweep import trial_process
+from experiments.sweep.hang_watchdog import HangWatchdog
 trial_process._GRACE_SECONDS = 1
+pid_file, silent_minutes = pathlib.Path(sys.argv[1]).with_name("pids"), HangWatchdog.silent_minutes
+has_begun = lambda: pid_file.exists() and pid_file.read_text()
+HangWatchdog.silent_minutes = lambda self: silent_minutes(self) if has_begun() else 0.0
 sys.exit(trial_process.main(sys.argv[1:]))
 """
 
