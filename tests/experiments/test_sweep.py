@@ -1,5 +1,6 @@
 """Sweeps with real processes that are really killed: a failed trial stops no other, and nothing is trained twice."""
 
+import contextlib
 import dataclasses
 import os
 import pty
@@ -438,8 +439,12 @@ def test_on_a_terminal_the_status_table_is_redrawn_in_place(tmp_path, monkeypatc
     table.update(trials[2], FAILED, "exit code 1: why")
     table.update(trials[1], FINISHED)
     table.close()
-    time.sleep(0.1)
-    first, second = os.read(reader, 10_000).decode().split("\x1b[4A")
+    sys.stderr.close()
+    shown = b""
+    with contextlib.suppress(OSError):  # all has been read
+        while chunk := os.read(reader, 10_000):
+            shown += chunk
+    first, second = shown.decode().split("\x1b[4A")
     assert first.count("waiting") == 4 and "3 waiting" in first
     lines = second.removeprefix("\x1b[J").splitlines()
     assert lines[0].startswith("base/seed_0  running      step 1/9, xx") and len(lines[0]) < 50
