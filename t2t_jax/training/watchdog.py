@@ -20,7 +20,7 @@ class Watchdog:
     def __init__(self, minutes: float):
         self._limit = 60 * minutes
         self._tick = min(1.0, self._limit / 10)
-        self._seconds, self._pauses = 0.0, 0
+        self._ends, self._pauses = 0, 0  # of steps and pauses; of pauses that have begun and not ended
         self._is_over = threading.Event()
 
     def __enter__(self) -> "Watchdog":
@@ -33,7 +33,7 @@ class Watchdog:
 
     def step_ended(self) -> None:
         """To be called when the devices have finished a step."""
-        self._seconds = 0.0
+        self._ends += 1
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -42,13 +42,15 @@ class Watchdog:
         try:
             yield
         finally:
-            self._seconds = 0.0
+            self._ends += 1
             self._pauses -= 1
 
     def _watch(self) -> None:
+        seconds, ends = 0.0, 0
         while not self._is_over.wait(self._tick):
-            self._seconds = 0.0 if self._pauses else self._seconds + self._tick
-            if self._seconds >= self._limit:
+            before, ends = ends, self._ends  # read once: a step that ends meanwhile is seen at the next tick
+            seconds = 0.0 if self._pauses or ends != before else seconds + self._tick
+            if seconds >= self._limit:
                 faulthandler.dump_traceback(_STANDARD_ERROR)
                 leave(
                     f"error: no training step has ended for {self._limit / 60:g} minutes "
