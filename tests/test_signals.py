@@ -303,19 +303,27 @@ def test_a_start_can_be_stopped_anywhere_and_the_same_command_goes_on(tmp_path):
     assert_same_run(run, tmp_path / "whole", 200)
 
 
-# main.py, with a save that stops short of its manifest.
+# main.py, with a save that stops short of its manifest. Signals are listed in a file, and come together until a file
+# `later` exists, however slowly the test sends them.
 SLOW_SAVE = """
 import pathlib, runpy, time
-from t2t_jax import checkpoints
-write = checkpoints.write_object
+from t2t_jax import checkpoints, signals
+folder, write, add = pathlib.Path({folder!r}), checkpoints.write_object, signals.Requests.add
 
 def slow(path, value):
     if int(path.parent.stem) > 20:
-        pathlib.Path({mark!r}).touch()
+        (folder / "saving").touch()
         time.sleep(60)
     write(path, value)
 
-checkpoints.write_object = slow
+def listed(self, number):
+    signals._ONE_REQUEST_SECONDS = 0 if (folder / "later").exists() else 3600
+    count = add(self, number)
+    with (folder / "signals").open("a") as file:
+        print(number, file=file)
+    return count
+
+checkpoints.write_object, signals.Requests.add = slow, listed
 runpy.run_path("main.py", run_name="__main__")
 """
 
@@ -325,20 +333,26 @@ def test_a_second_signal_ends_a_save_and_the_checkpoint_before_it_is_intact(tmp_
     whole = start(tmp_path, tmp_path / "whole")
     assert whole.wait(300) == 0, whole.stderr.read()
 
-    run, mark = tmp_path / "run", tmp_path / "saving"
-    script = tmp_path / "slow.py"
-    script.write_text(SLOW_SAVE.format(mark=str(mark)))
+    run, script, received = tmp_path / "run", tmp_path / "slow.py", tmp_path / "signals"
+    script.write_text(SLOW_SAVE.format(folder=str(tmp_path)))
     process = start(tmp_path, run, program=str(script))
-    while not mark.exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
-    for number in (USR2, TERM, TERM):  # one request
+
+    def wait_until(condition):
+        while not condition():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+
+    wait_until((tmp_path / "saving").exists)
+    burst = [USR2, TERM, TERM]  # one request
+    for count, number in enumerate(burst, 1):
         process.send_signal(number)
-        time.sleep(0.2)
-    time.sleep(1)
+        wait_until(lambda count=count: received.exists() and received.read_text().count("\n") == count)
+    time.sleep(0.2)
     assert process.poll() is None
+    (tmp_path / "later").touch()
     process.send_signal(TERM)
     assert process.wait(5) == 3
+    assert [*map(int, received.read_text().split())] == [*burst, TERM]
     assert "stopped by SIGTERM; run the same command again" in process.stderr.read()
     assert saved_steps(run) == [20]
 
