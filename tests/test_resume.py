@@ -127,6 +127,29 @@ def start(directory, run, *flags, fields=LONG, program="main.py"):
     )
 
 
+# On a fast machine main.py may have ended before a signal that is sent at its first checkpoint.
+HELD = """
+import runpy, time
+from pathlib import Path
+from t2t_jax.data import batching
+read, hold = batching._Steps.__getitem__, Path(__file__).with_name("hold")
+
+def read_or_wait(self, index):
+    while index >= {steps} and hold.exists():
+        time.sleep(0.01)
+    return read(self, index)
+
+batching._Steps.__getitem__ = read_or_wait
+runpy.run_path("main.py", run_name="__main__")
+"""
+
+
+def held_main(directory, steps):
+    """A script that is main.py, but trains for no more steps than so many while a file exists; and that file."""
+    (directory / "held.py").write_text(HELD.format(steps=steps))
+    return str(directory / "held.py"), directory / "hold"
+
+
 def wait_for_checkpoint(process, run, after=-1):
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
@@ -149,16 +172,20 @@ def test_signals_save_and_exit_with_3_and_kill_9_loses_nothing(tmp_path):
     assert whole.wait(300) == 0, whole.stderr.read()
 
     run = tmp_path / "stopped"
+    held, hold = held_main(tmp_path, steps=30)
     for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
-        process = start(tmp_path, run)
+        hold.touch()
+        process = start(tmp_path, run, program=held)
         wait_for_checkpoint(process, run, after=max(saved_steps(run), default=-1))
         process.send_signal(number)
+        hold.unlink()
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 3 and "saved; the same command resumes" in errors, errors
         stopped_after = int(errors.partition("stopped by a signal after step ")[2].partition(",")[0])
         assert saved_steps(run)[-1] == stopped_after
 
-    process = start(tmp_path, run)
+    hold.touch()
+    process = start(tmp_path, run, program=held)
     wait_for_checkpoint(process, run, after=stopped_after)
     process.kill()
     process.wait()
