@@ -165,11 +165,10 @@ def write_random_run(path: Path, model: Mapping[str, Any], vocab_size: int, *, m
 
     from t2t_jax.data.task import JOINT_FILE
     from t2t_jax.interop.imported import write_run
-    from t2t_jax.model.transformer import Transformer, TransformerConfig
+    from t2t_jax.model.transformer import Transformer, TransformerConfig, init_params
 
     config = TransformerConfig(**model, vocab_size=vocab_size)
-    ids = np.ones((1, 2), np.int32)
-    params = jax.jit(Transformer(config).init)(jax.random.key(0), ids, ids)["params"]
+    params = jax.jit(functools.partial(init_params, Transformer(config)))(jax.random.key(0))
     files = {JOINT_FILE: made_up_vocabulary(vocab_size)}
     write_run(path, config, params, files, origin="random", max_length=max_length, languages=("en", "de"))
 
@@ -178,7 +177,7 @@ def made_up_vocabulary(size: int) -> bytes:
     """A SentencePiece model of `size` words."""
     from sentencepiece import sentencepiece_model_pb2
 
-    from t2t_jax.data.tokenizer import EOS, PAD, UNKNOWN
+    from t2t_jax.data.tokenizer import set_special_pieces
 
     model = sentencepiece_model_pb2.ModelProto()
     kinds = {"<pad>": model.SentencePiece.CONTROL, "</s>": model.SentencePiece.CONTROL,
@@ -188,8 +187,7 @@ def made_up_vocabulary(size: int) -> bytes:
     for index in range(size - len(kinds)):
         model.pieces.add(piece=f"▁w{index}", score=-float(index))
     spec = model.trainer_spec
-    spec.pad_id, spec.eos_id, spec.unk_id, spec.bos_id = PAD, EOS, UNKNOWN, -1
-    spec.pad_piece, spec.eos_piece, spec.unk_piece = kinds
+    set_special_pieces(spec, list(kinds))
     spec.vocab_size = size
     return model.SerializeToString()
 
@@ -213,8 +211,8 @@ def random_sources(count: int, vocab_size: int = VOCAB) -> np.ndarray:
 def forced_search(translator: Any, sources: np.ndarray, beam_size: int, steps: int) -> None:
     """A beam search of so many steps for these sentences, as `Translator.translate` runs it, without length penalty."""
     from t2t_jax.data.tokenizer import EOS
-    from t2t_jax.decoding.beam_search import SearchOptions
     from t2t_jax.decoding.continuous_batching import Request, search_all
+    from t2t_jax.decoding.search_options import SearchOptions
 
     options = SearchOptions(beam_size=beam_size, alpha=0.0, min_length=steps)
     requests = [Request([*map(int, ids), EOS], steps) for ids in sources]

@@ -5,6 +5,7 @@ weights of configs/parsing_craft.py: the cost of the constraint itself, for a sm
 other parses the test set of a trained run.
 """
 
+import functools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -43,17 +44,16 @@ def batches(constrained: bool) -> dict[str, Callable[[], Any]]:
     from configs import parsing_craft
     from t2t_jax import sharding
     from t2t_jax.data.task import task_of
-    from t2t_jax.decoding.beam_search import SearchOptions
     from t2t_jax.decoding.continuous_batching import Request, search_all
     from t2t_jax.decoding.ensemble import Ensemble
     from t2t_jax.decoding.grammars import GRAMMARS
-    from t2t_jax.model.transformer import Transformer, TransformerConfig
+    from t2t_jax.decoding.search_options import SearchOptions
+    from t2t_jax.model.transformer import Transformer, TransformerConfig, init_params
 
     config = parsing_craft.get_config()
     sizes = {"vocab_size": len(PIECES), "source_vocab_size": config.data.source_vocab_size}
     model = Transformer(TransformerConfig(**config.model, **sizes))
-    ids = np.ones((1, 2), np.int32)
-    ensemble = Ensemble((model,), (jax.jit(model.init)(jax.random.key(0), ids, ids)["params"],))
+    ensemble = Ensemble((model,), (jax.jit(functools.partial(init_params, model))(jax.random.key(0)),))
     sources = np.random.default_rng(0).integers(3, config.data.source_vocab_size, (ROWS, 31)).tolist()
     grammar = GRAMMARS[task_of(config.data).grammar](PIECES)
     options = SearchOptions(**SEARCH, min_length=STEPS, constraint=grammar if constrained else None)

@@ -136,7 +136,7 @@ class DamagedRun:
             "result": lambda: record_of(self._run),
             "comparison": lambda: significance_against(self._run, self._run),
             "evaluations": stored,
-            "metrics": lambda: list(run._read_metrics()),
+            "metrics": run.metrics,
         }
 
 

@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from t2t_jax.argument_parser import argument_parser as plain_parser
 from t2t_jax.files import write_json
 from t2t_jax.provenance import code_version, cpu_name
+from t2t_jax.threads import available_cores
 
 _REST_SECONDS = 0.3  # before a measurement, until the threads of the previous system sleep
 
@@ -233,7 +234,7 @@ def conditions(packages: Sequence[str]) -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": available_cores(),
         "load_before": os.getloadavg()[0],
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in packages},

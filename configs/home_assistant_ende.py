@@ -19,7 +19,6 @@ def get_config():
     config.model.d_v = 64
     config.model.dropout = 0.2  # the corpus is small
 
-    config.data.character_coverage = 1.0
     config.data.vocab_size = 8256
     config.data.max_length = 256
     config.data.heldout_max_length = 0

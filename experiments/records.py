@@ -17,11 +17,12 @@ from typing import Any
 from experiments.json_types import INTEGER, LIST, NUMBER, OBJECT, TEXT, check_names, check_types, is_scalar
 from experiments.scores import SACREBLEU, headline_name
 from t2t_jax.argument_parser import argument_parser
-from t2t_jax.errors import DamagedError, InputError, choice, exit_code_of, shown
+from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
 from t2t_jax.run_folder import RunFolder, changes, has_effect, is_option, row_of
+from t2t_jax.validation import choice
 
 Record = dict[str, Any]
 Reader = Callable[[str | Path], Record]  # of a run folder, or of a file

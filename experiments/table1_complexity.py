@@ -19,7 +19,6 @@ products of Eq. 1 alone, and with projections.
 
 import functools
 import math
-import os
 import statistics
 import sys
 import time
@@ -38,6 +37,7 @@ from experiments.table1_layers import LAYERS, Formula, Layer, Parameters, Sizes,
 from experiments.tables import print_notes, render
 from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
+from t2t_jax.threads import available_cores
 
 SCALES = (1, 2, 4, 8)
 REPEATS = 5
@@ -276,7 +276,7 @@ def table(records: Sequence[dict[str, Any]], format: str) -> str:
 def conditions(sizes: Sizes) -> str:
     """Sizes, hardware and how times were taken."""
     values = ", ".join(f"{symbol} = {value}" for symbol, value in sizes._asdict().items())
-    machine = f"{jax.devices()[0].device_kind}, {len(os.sched_getaffinity(0))} cores, jax {jax.__version__}"
+    machine = f"{jax.devices()[0].device_kind}, {available_cores()} cores, jax {jax.__version__}"
     lengths = ", ".join(str(s.n) for s in scaled(sizes, "n"))
     return f"{values}. Time: medians of {REPEATS} calls at n = {lengths}, float32; {machine}."
 

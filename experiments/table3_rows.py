@@ -13,9 +13,10 @@ from experiments import paper
 from experiments.records import BASE, Record, check_seeds, fields_of, need_scores, trained_config, where_of
 from experiments.scores import SACREBLEU, headline
 from experiments.sweep.plan import CONFIGS, parse_config, row_files
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import InputError
 from t2t_jax.evaluation.significance import RESAMPLES, SEED
 from t2t_jax.run_folder import changes
+from t2t_jax.validation import choice
 
 # Columns: settings by the paper's names, and what is measured.
 SETTINGS = {"num_layers": "model.num_layers", "d_model": "model.d_model", "d_ff": "model.d_ff",

@@ -425,8 +425,9 @@ def average_last(source: Checkpoints, count: int, target: CheckpointWriter, fina
             logging.warning("%s has %d undamaged checkpoints, not %d", source.directory, len(steps), count)
         elif len(known) < count:
             logging.warning(
-                "%s has %d checkpoint%s to average, not %d as checkpoint.average_last says; a shorter "
-                "checkpoint.interval_steps makes more", source.directory, len(known), "s" * (len(known) > 1), count,
+                "%s has %d checkpoint%s to average, not %d as checkpoint.average_last says; with shorter intervals "
+                "(checkpoint.interval_steps, or interval_minutes if it is 0) there are more",
+                source.directory, len(known), "s" * (len(known) > 1), count,
             )  # fmt: skip
         return average(source, steps, target)
 

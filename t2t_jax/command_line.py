@@ -13,8 +13,9 @@ from typing import Any
 from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from t2t_jax.errors import InputError, choice, on_one_line
+from t2t_jax.errors import InputError, on_one_line
 from t2t_jax.files import flat
+from t2t_jax.validation import choice
 
 flags.disclaim_key_flags()  # --help lists --config among the flags of the script that calls define_config
 
@@ -242,7 +243,8 @@ def reason_of(error: flags.Error, path: str | None, base: ConfigDict) -> str:
     text = re.sub(r"invalid literal for int\(\) with base 10: .*", "must be a whole number", on_one_line(text))
     text = re.sub("could not convert string to float: .*", "must be a number", text)
     if unknown := re.match(r"Unknown command line flag '(\w+)'", text):
-        if fields := [field for field in flat(base.to_dict()) if field.rpartition(".")[2] == unknown[1]]:
+        fields = [field for field in flat(base.to_dict()) if field.rpartition(".")[2] == unknown[1]]
+        if path and fields:
             return f"--{unknown[1]}: no such flag; did you mean --config.{fields[0]}?"
         if "Did you mean" not in text:
             text += "; --help lists all"

@@ -42,7 +42,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_ENDS = str.maketrans(dict.fromkeys("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", " "))
 
 
-def single_line(text: str) -> str:
+def without_line_ends(text: str) -> str:
     """Replaces every character that may end a line (those of `str.splitlines`) with a space."""
     return text.translate(_LINE_ENDS)
 
@@ -212,7 +212,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes text atomically, one item a line."""
-    write_bytes(path, "".join(single_line(line) + "\n" for line in lines).encode())
+    write_bytes(path, "".join(without_line_ends(line) + "\n" for line in lines).encode())
 
 
 def write_json(path: Path, value: Any) -> None:

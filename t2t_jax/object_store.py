@@ -69,11 +69,11 @@ class RemoteFolder:
         from fsspec import available_protocols
         from fsspec.core import url_to_fs
 
-        scheme, _, path = self._url.partition("://")
+        scheme, separator, path = self._url.partition("://")
+        if not separator or scheme != scheme.lower():
+            raise InputError(f"{self._field}: {self._url}: write s3:// or gs://, in lower case, with two slashes")
         if scheme in ("file", "local"):
             raise InputError(f"{self._field}: {self._url}: give the path of the folder, {path}")
-        if scheme not in available_protocols():
-            raise InputError(f"{self._field}: {self._url}: no such kind of URL; s3:// and gs:// are known")
         if {".", ".."} & set(path.split("/")):
             raise InputError(f"{self._field}: {self._url}: . and .. are names in an object store; leave them out")
         try:
@@ -83,6 +83,8 @@ class RemoteFolder:
             raise InputError(f"{self._field}: {self._url} needs another package: {install}") from None
         except Exception as error:  # of the client library, such as ValueError for what it is not told
             reason = f"can't be opened ({on_one_line(error)[:200]}); correct that, or choose another"
+            if scheme not in available_protocols():
+                reason = "no such kind of URL; s3:// and gs:// are known"
             raise InputError(f"{self._field}: {self._url}: {reason}") from None
         return files, root.rstrip("/")
 

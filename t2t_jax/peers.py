@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2t_jax.errors import InterruptedProcess, InterruptedRun, stop_reason
-from t2t_jax.signals import leave
+from t2t_jax.signals import end_process
 
 _LOOPBACK = ("127.0.0.1", "localhost")
 _CONNECT_SECONDS = 60
@@ -106,7 +106,7 @@ class Peers:
             elif what == _FAILS:
                 peer.is_failing = True
             elif what == _LOST:
-                leave(*rest)
+                end_process(*rest)
 
     def _end_all(self, lost: Peer, why: str) -> None:
         if self._is_failing:
@@ -116,7 +116,7 @@ class Peers:
         for peer in others:
             peer.tell(_LOST, line)
         _wait_for_end(others)
-        leave(line)
+        end_process(line)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -150,7 +150,8 @@ class Peers:
             peer.tell(_FAILS)
             with contextlib.suppress(OSError):
                 peer.connection.shutdown(socket.SHUT_WR)
-        sys.stdout.flush(), sys.stderr.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         _wait_for_end(self._peers)
         os._exit(stop[1] if stop else 1)
 

@@ -10,7 +10,10 @@ from pathlib import Path
 from t2t_jax import __version__
 
 # With these, which git sets for its hooks, git answers for another repository than that of its folder.
-_OTHER_REPOSITORY = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
+_OTHER_REPOSITORY = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_QUARANTINE_PATH",
+)  # fmt: skip
 
 
 def code_version() -> str:

@@ -29,7 +29,7 @@ _FREE_SECTIONS = ("checkpoint", "decode", "evaluate")
 _FREE_FIELDS = ("train.train_steps", "data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
 
 # Fields that change something only where data.packing has this value.
-ONLY_WITH_PACKING = {"data.packing_shapes": True, "data.num_buckets": False, "data.bucketing": False}
+_ONLY_WITH_PACKING = {"data.packing_shapes": True, "data.num_buckets": False, "data.bucketing": False}
 
 # Fields that a config.json of an earlier version may lack, with the value that does what was done before there was
 # such a field. A new field needs an entry here, unless its section is free.
@@ -205,8 +205,8 @@ class RunFolder:
         old, new = flat(trained), flat(with_later_fields(config))
         for field in sorted(old.keys() | new.keys()):
             free = not has_effect(field, config) or field in _FREE_FIELDS or field.split(".")[0] in _FREE_SECTIONS
-            if field in ONLY_WITH_PACKING:
-                free = {old.get("data.packing"), new.get("data.packing")} != {ONLY_WITH_PACKING[field]}
+            if field in _ONLY_WITH_PACKING:
+                free = {old.get("data.packing"), new.get("data.packing")} != {_ONLY_WITH_PACKING[field]}
             if not free and old.get(field) != _as_json(new.get(field)):
                 raise InputError(
                     f"{field} is {new.get(field)!r}, but {self.path} was trained with {old.get(field)!r}; "

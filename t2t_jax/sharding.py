@@ -21,7 +21,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t2t_jax import peers, signals
-from t2t_jax.errors import InputError, Range
+from t2t_jax.errors import InputError
+from t2t_jax.validation import Range
 
 DATA, MODEL = "data", "model"
 _JOIN_SECONDS = 300

@@ -101,14 +101,14 @@ def end_at_once(number: int) -> None:
     Only the clean-ups of `cleanup` run. Nothing is damaged, as with `kill -9`: every file is written whole or not at
     all.
     """
-    leave(_stopped_by(number))
+    end_process(_stopped_by(number))
 
 
 def _stopped_by(number: int) -> str:
     return f"stopped by {signal.Signals(number).name}; run the same command again"
 
 
-def leave(line: str) -> None:
+def end_process(line: str) -> None:
     """Runs the registered clean-ups, prints a line to standard error and exits with code 3 (resumable); any thread."""
     _ending.acquire()  # never released: a thread that comes to the end of a `cleanup` block must not go on
     for action in reversed(_cleanups):
@@ -121,8 +121,8 @@ def leave(line: str) -> None:
 
 @contextlib.contextmanager
 def time_limit(seconds: float, line: str) -> Iterator[None]:
-    """Ends the process with `leave(line)` where the block takes longer, even if it is busy in C++."""
-    timer = threading.Timer(seconds, leave, [line])
+    """Ends the process with `end_process(line)` where the block takes longer, even if it is busy in C++."""
+    timer = threading.Timer(seconds, end_process, [line])
     timer.daemon = True
     timer.start()
     try:

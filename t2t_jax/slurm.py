@@ -85,7 +85,7 @@ def job_states() -> dict[str, str]:
     command = ["squeue", "--me", "--array", "--noheader", "--format=%i %T"]
     asked = subprocess.run(command, capture_output=True, text=True)
     if asked.returncode:
-        raise InputError(f"--launcher=slurm: squeue: {' '.join(asked.stderr.split())}")
+        raise InputError(f"--launcher=slurm: squeue: {on_one_line(asked.stderr)}")
     return dict(line.split() for line in asked.stdout.splitlines())
 
 

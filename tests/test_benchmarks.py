@@ -11,11 +11,21 @@ import time
 from pathlib import Path
 
 import numpy as np
+import optax
 import pytest
 from packaging.requirements import Requirement
 
 from benchmarks import accelerator, data, decoding, faults, measure, training, training_batches
-from benchmarks.training_systems import JaxStep, TorchStep, environment
+from benchmarks.training_systems import (
+    JaxStep,
+    Setting,
+    TorchStep,
+    config_of,
+    environment,
+    our_state,
+    our_step,
+    patch_library,
+)  # fmt: skip
 from t2t_jax import huge_pages
 from t2t_jax.data.token_store import Sentences
 from tests.data.toy_corpus import write_splits
@@ -163,6 +173,20 @@ def test_all_training_steps_are_measured_with_huge_pages_but_the_one_without(tmp
 
 
 ROOT = Path(__file__).parents[1]
+
+
+def lowered_step(options):
+    shape = {"num_layers": 1, "d_model": 16, "d_ff": 16, "num_heads": 2, "d_k": 8, "d_v": 8}
+    setting, variant, optimizer = Setting(shape, 64, 1024, 1, "cpu", ""), JaxStep("float32", **options), optax.sgd(0.1)
+    patch_library(variant)
+    step = our_step(variant, optimizer, config_of(setting))
+    return step.lower(our_state(setting, optimizer), setting.dense_batch()).as_text()
+
+
+def test_each_ablation_is_another_program():
+    options = [{}, {"all_logits": True}, {"default_vjp": True}, {"random_bits": "rbg"}, {"donate": False}]
+    programs = [measure.run_in_process(lowered_step, each)[0] for each in options]
+    assert len(set(programs)) == len(options)
 
 
 @pytest.mark.parametrize("prefix", sorted({prefix for row in faults.ROWS for prefix in row.tests}))

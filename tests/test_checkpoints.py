@@ -305,7 +305,7 @@ def test_an_average_of_fewer_checkpoints_than_the_config_says_is_logged(checkpoi
     averaged = average_last(checkpoints, 3, CheckpointWriter(tmp_path / "averaged"))
     assert averaged.metadata["averaged_steps"] == [20, 30, 40] and not caplog.records
     average_last(checkpoints, 5, CheckpointWriter(tmp_path / "averaged"))
-    assert "has 3 checkpoints to average, not 5 as checkpoint.average_last says; a shorter" in caplog.text
+    assert "has 3 checkpoints to average, not 5 as checkpoint.average_last says; with shorter intervals" in caplog.text
 
 
 def test_averages_skip_damaged_steps_and_log_them(checkpoints, tmp_path, caplog):

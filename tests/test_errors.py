@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from t2t_jax.errors import InputError, Range, check_ranges, full_disk_named, stop_reason
+from t2t_jax.errors import InputError, full_disk_named, stop_reason
+from t2t_jax.validation import Range, check_ranges
 
 
 @dataclasses.dataclass

@@ -18,8 +18,8 @@ from t2t_jax.files import (
     read_json,
     read_lines,
     read_object,
-    single_line,
     try_lock,
+    without_line_ends,
     write_bytes,
     write_json,
     write_lines,
@@ -69,7 +69,7 @@ def test_each_line_written_is_one_line_to_every_reader(tmp_path_factory, lines):
     path = tmp_path_factory.getbasetemp() / "lines.txt"
     write_lines(path, lines)
     text = path.read_bytes().decode()
-    assert text.splitlines() == text.split("\n")[:-1] == [single_line(line) for line in lines]
+    assert text.splitlines() == text.split("\n")[:-1] == [without_line_ends(line) for line in lines]
     with path.open(encoding="utf-8") as file:
         assert len(list(file)) == len(lines)
 

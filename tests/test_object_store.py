@@ -397,7 +397,7 @@ def test_a_store_without_a_manifest_is_made_and_uploaded_again(tmp_path):
     assert list(MemoryFileSystem.store) == ["/bucket/data/store/manifest.json"]
 
 
-def test_a_store_that_two_machines_have_made_is_uploaded_once_and_never_taken_by_halves(tmp_path, monkeypatch):
+def test_a_store_of_two_machines_is_uploaded_once_and_not_taken_while_it_is_deleted(tmp_path, monkeypatch):
     def prepared(machine):
         """A machine that has begun with an empty object store, and has made the token store."""
         mirror = mirrored("data.directory", "memory://bucket/data", tmp_path / machine / "store")
@@ -435,8 +435,8 @@ def test_a_store_that_two_machines_have_made_is_uploaded_once_and_never_taken_by
         ("s3://bucket/run", r"workdir: s3://bucket/run needs another package: pip install 't2t_jax\[s3\]'"),
         ("abfs://bucket/run", r"workdir: abfs://bucket/run: can't be opened \(as fsspec does\)"),
         ("file:///bucket/run", "workdir: file:///bucket/run: give the path of the folder, /bucket/run"),
-        ("S3://bucket/run", "workdir: S3://bucket/run: no such kind of URL; s3:// and gs:// are known"),
-        ("s3:/bucket/run", "workdir: s3:/bucket/run: no such kind of URL; s3:// and gs:// are known"),
+        ("S3://bucket/run", "workdir: S3://bucket/run: write s3:// or gs://, in lower case, with two slashes"),
+        ("s3:/bucket/run", "workdir: s3:/bucket/run: write s3:// or gs://, in lower case, with two slashes"),
         ("memory://bucket/..", r"workdir: memory://bucket/..: . and .. are names in an object store; leave them out"),
     ],
 )

@@ -50,10 +50,12 @@ DROPOUT = {"model__dropout": 0.1, "model__attention_dropout": 0.1}
 def free_port():
     """Not of the range that the kernel chooses from: no other socket may take it before the processes do."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
+    ports = range(max(1024, first // 2), first) or range(1)  # 0: any
+    for port in random.SystemRandom().choices(ports, k=100):
         with contextlib.suppress(OSError), socket.socket() as free:
-            free.bind(("127.0.0.1", random.SystemRandom().randrange(first // 2, first)))
+            free.bind(("127.0.0.1", port))
             return free.getsockname()[1]
+    raise OSError("no port is free")
 
 
 def start_two(*command, devices=4):

@@ -11,8 +11,9 @@ from typing import Any
 from configs import base_ende
 from experiments.sweep.trials import MAIN, Trial
 from t2t_jax import command_line
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import InputError
 from t2t_jax.files import flat
+from t2t_jax.validation import choice
 
 Preset = Callable[[Any], None]  # changes a config in place
 
@@ -50,8 +51,8 @@ def make_trials(
 
 def row_files(folder: str, rows: str | None = None) -> dict[str, Path]:
     """The config file of each row, by row: those of a comma-separated list, or all files of the folder."""
-    of = lambda path: {file.stem: file for file in sorted(path.glob("*.py")) if file.stem != "__init__"}
-    files = of(Path(folder)) or of(CONFIGS / folder)  # a sweep's own folder may be called table3 too
+    in_folder = lambda path: {file.stem: file for file in sorted(path.glob("*.py")) if file.stem != "__init__"}
+    files = in_folder(Path(folder)) or in_folder(CONFIGS / folder)  # a sweep's own folder may be called table3 too
     if not files:
         raise InputError(f"{folder}: not a folder of configs; table3 is one")
     return files if rows is None else {row: files[choice("--rows", row, files)] for row in rows.split(",")}

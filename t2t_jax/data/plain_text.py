@@ -10,7 +10,9 @@ import re
 import unicodedata
 from collections.abc import Set
 
-# White space other than what `corpora.one_line` knows.
+Pair = tuple[str, str]  # a source and its target
+
+# White space other than what `collapse_spaces` knows.
 SPACES = "\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 # Control characters; soft hyphen, Arabic letter mark, zero-width space, direction marks, embeddings and overrides, word
 # joiner to the deprecated format characters, byte order mark. Without the joiners, which words and emoji need.
@@ -25,6 +27,11 @@ INVISIBLE = "".join(chr(code) for first, last in _INVISIBLE_RANGES for code in r
 WITHOUT_SPACES = re.compile("[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
 # Chinese and Japanese, with their punctuation and full-width forms: no space follows, not even after a sentence.
 NO_SPACE_AFTER = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uff9f\U00020000-\U0003ffff]")
+
+
+def collapse_spaces(text: str) -> str:
+    """`text` with each run of ASCII white space, newlines included, replaced by one space, and stripped."""
+    return re.sub(r"\s+", " ", text, flags=re.ASCII).strip(" ")
 
 
 def is_blank(text: str) -> bool:

@@ -19,8 +19,9 @@ import numpy as np
 
 from t2t_jax import slurm
 from t2t_jax.data import cleaning
-from t2t_jax.data.corpora import SPLITS, Corpus, Pair, one_line, read_corpus
+from t2t_jax.data.corpora import SPLITS, Corpus, read_corpus
 from t2t_jax.data.languages import base_language
+from t2t_jax.data.plain_text import Pair, collapse_spaces
 from t2t_jax.data.ready_vocabulary import is_merges, ready_vocabulary
 from t2t_jax.data.shards import SHARD_SIZE, Encoding, chunks, join_shards, refuse_unguarded_script, write_shards
 from t2t_jax.data.store_settings import StoreSettings
@@ -294,7 +295,7 @@ def _vocabulary(corpus: Corpus, settings: StoreSettings, sides: tuple[str, ...])
     is_symbols = sides == ("target",) and _trains_symbols(settings)
     pairs = draw(corpus.splits["train"](), 0 if is_symbols else settings.vocab_pairs)  # no symbol may be missing
     texts = (text for pair in pairs for text in _training_text(pair, settings, sides))
-    sentences = filter(None, map(one_line, texts))
+    sentences = filter(None, map(collapse_spaces, texts))
     if is_symbols:
         return train_symbols(_with_text(sentences), size)
     replace = cleaning.replacements(settings.cleaning)
@@ -380,5 +381,5 @@ def _write_held_out(
         raise InputError(f"{field}: no pair of at most data.heldout_max_length={limit} subwords; raise it")
     for side, name in enumerate(SIDES):
         # Only \n ends a line, so sentences may hold any other line-breaking character, such as U+2028.
-        Path(f"{stem}.{name}.txt").write_bytes("".join(one_line(p[side]) + "\n" for p in kept).encode())
+        Path(f"{stem}.{name}.txt").write_bytes("".join(collapse_spaces(p[side]) + "\n" for p in kept).encode())
     return {"read": len(pairs), "kept": len(kept), "unknown": unknown, "normalized": normalized}

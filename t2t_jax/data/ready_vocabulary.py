@@ -11,14 +11,12 @@ from pathlib import Path
 from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.tokenizer import (
-    EOS,
-    PAD,
     SPACE,
-    UNKNOWN,
     add_normalization,
     check_special_pieces,
     load_pieces,
     read_model,
+    set_special_pieces,
 )
 from t2t_jax.errors import InputError
 
@@ -126,8 +124,7 @@ def model_of_merges(merges: list[tuple[str, str]], alphabet: Iterable[str] = ())
     spec = model.trainer_spec
     spec.model_type, spec.vocab_size, spec.byte_fallback = spec.BPE, len(model.pieces), True
     spec.treat_whitespace_as_suffix = True
-    spec.pad_id, spec.eos_id, spec.unk_id, spec.bos_id = PAD, EOS, UNKNOWN, -1
-    spec.pad_piece, spec.eos_piece, spec.unk_piece = list(special)[:3]
+    set_special_pieces(spec, list(special)[:3])
     normalizer = model.normalizer_spec
     normalizer.name, normalizer.add_dummy_prefix, normalizer.escape_whitespaces = "identity", True, True
     normalizer.remove_extra_whitespaces = False

@@ -24,7 +24,7 @@ import numpy as np
 
 from t2t_jax import signals
 from t2t_jax.data import cleaning
-from t2t_jax.data.corpora import Pair
+from t2t_jax.data.plain_text import Pair
 from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.token_store import SIDES, Sentences
 from t2t_jax.data.tokenizer import UNKNOWN

@@ -7,8 +7,9 @@ from typing import Any
 
 from t2t_jax.data import cleaning
 from t2t_jax.data.task import TASKS
-from t2t_jax.errors import InputError, Range, check_ranges, choice
+from t2t_jax.errors import InputError
 from t2t_jax.files import expanded
+from t2t_jax.validation import Range, check_ranges, choice
 
 _TRAINED_SIZE = Range(3, 10_000_000, hint="padding, EOS and unknown are pieces")
 _RANGES = {

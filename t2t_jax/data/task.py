@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 from t2t_jax.data import treebanks, trees
 from t2t_jax.data.corpora import CORPORA, CorpusReader
 from t2t_jax.data.tokenizer import Tokenizer
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import InputError
 from t2t_jax.files import write_bytes
+from t2t_jax.validation import choice
 
 JOINT_FILE, SOURCE_FILE, TARGET_FILE = "vocab.model", "source_vocab.model", "target_vocab.model"
 

@@ -44,7 +44,7 @@ def _builder(name: str, root: Path) -> Any:
     try:
         return tfds.builder(name, data_dir=root)
     except (ValueError, AssertionError) as error:  # no such version
-        raise InputError(f"data.corpus={PREFIX}{name}: {' '.join(str(error).split())[:200]}") from None
+        raise InputError(f"data.corpus={PREFIX}{name}: {on_one_line(error)[:200]}") from None
 
 
 def _prepare(builder: Any, name: str, downloads: Path, archives: str) -> None:

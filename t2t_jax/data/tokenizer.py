@@ -19,10 +19,9 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.bpe_dropout import BpeDropout
-from t2t_jax.data.corpora import one_line
-from t2t_jax.data.plain_text import INVISIBLE, SPACES, compose, is_blank, plain_forms
+from t2t_jax.data.plain_text import INVISIBLE, SPACES, collapse_spaces, compose, is_blank, plain_forms
 from t2t_jax.errors import InputError, full_disk_named, shown
-from t2t_jax.files import lone_surrogate, single_line
+from t2t_jax.files import lone_surrogate, without_line_ends
 
 PAD, EOS, UNKNOWN = 0, 1, 2
 SPACE = "▁"  # SentencePiece's mark at the beginning of a word or, in some vocabularies, at its end
@@ -52,8 +51,8 @@ def train_vocabulary(
     """Trains a SentencePiece model of exactly `vocab_size` pieces and returns the contents of its file.
 
     With `byte_fallback`, 256 of the pieces are bytes: text → ids → text is then the identity, except that runs of white
-    space become one space (`one_line`) and so does U+2581, SentencePiece's space. `character_coverage` is the fraction
-    of the text whose characters are pieces; the remaining, rare ones are encoded as bytes. `replace` holds
+    space become one space (`collapse_spaces`) and so does U+2581, SentencePiece's space. `character_coverage` is the
+    fraction of the text whose characters are pieces; the remaining, rare ones are encoded as bytes. `replace` holds
     normalisation rules, from single characters to strings, for training and for encoding. Errors call the size `field`.
     """
     with _rules_file(replace or {}) as rules:
@@ -167,7 +166,7 @@ def _codes(text: str) -> str:
 
 def _reason(error: Exception) -> str:
     """SentencePiece's error message without the line of C++ code before it."""
-    text = one_line(str(error)).replace("--character_coverage option", "data.character_coverage")
+    text = collapse_spaces(str(error)).replace("--character_coverage option", "data.character_coverage")
     return text.split("] ", 1)[-1] or "the vocabulary could not be trained on this text; try a smaller one"
 
 
@@ -181,7 +180,7 @@ def checked_lines(texts: Sequence[str]) -> list[str]:
                 f"text {number}, character {at + 1}: {text[at]!a} is a lone surrogate; read the text as UTF-8, without "
                 "errors='surrogateescape'"
             )
-    return [one_line(text) for text in texts]
+    return [collapse_spaces(text) for text in texts]
 
 
 def read_model(path: Path, name: str) -> bytes:
@@ -219,6 +218,12 @@ def _longest_replacement(model: sentencepiece_model_pb2.ModelProto) -> int:
     # Format: the size of a trie, the trie, then the replacements, each ended by a zero byte.
     replacements = [found for blob in maps for found in blob[4 + int.from_bytes(blob[:4], "little") :].split(b"\0")]
     return max(map(len, (*replacements, model.trainer_spec.unk_surface.encode())))
+
+
+def set_special_pieces(spec: sentencepiece_model_pb2.TrainerSpec, names: Sequence[str]) -> None:
+    """Gives padding, EOS and unknown, in a model that is assembled, the ids 0, 1 and 2; their pieces are `names`."""
+    spec.pad_id, spec.eos_id, spec.unk_id, spec.bos_id = PAD, EOS, UNKNOWN, -1
+    spec.pad_piece, spec.eos_piece, spec.unk_piece = names
 
 
 def check_special_pieces(pieces: sentencepiece.SentencePieceProcessor, name: str) -> None:
@@ -299,7 +304,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` up to the first EOS, always a single line; padding is skipped."""
         text = self._pieces.decode([i for i in self._until_eos(ids) if i not in (PAD, EOS)])
-        return single_line(text.removesuffix(" "))  # with BPE codes the last word ends with a space
+        return without_line_ends(text.removesuffix(" "))  # with BPE codes the last word ends with a space
 
     def piece(self, id: int) -> str:
         """The piece with this id."""

@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from t2t_jax.data.corpora import Corpus, CorpusReader, Pair, name_and_number, refuse_unread, test_sets
+from t2t_jax.data.corpora import Corpus, CorpusReader, name_and_number, refuse_unread, test_sets
+from t2t_jax.data.plain_text import Pair
 from t2t_jax.data.trees import bracketed, read_trees, words
 from t2t_jax.errors import InputError
 from t2t_jax.files import existing_file, expanded, sha256, unpacked_lines

@@ -24,9 +24,9 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from t2t_jax.data.corpora import one_line
+from t2t_jax.data.plain_text import collapse_spaces
 from t2t_jax.errors import InputError, shown
-from t2t_jax.files import single_line
+from t2t_jax.files import without_line_ends
 
 ROOT, ANY_TAG = "TOP", "XX"
 _ROOTS = ("", "TOP", "ROOT", "S1")  # what treebanks call the root
@@ -291,7 +291,7 @@ def number_of(token: str) -> int | None:
 
 def words_of(sentence: str) -> list[str]:
     """The words of a tokenised sentence: what spaces and ends of lines, such as U+2028, separate."""
-    return [word for word in one_line(single_line(sentence)).split(" ") if word]
+    return [word for word in collapse_spaces(without_line_ends(sentence)).split(" ") if word]
 
 
 def check_words(sentence: str, tree: str) -> None:

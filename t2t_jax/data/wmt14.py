@@ -115,8 +115,8 @@ def _checked_manifest(directory: Path) -> dict[str, Any]:
         expected = manifest["sha256"]
         if not {part["shard"] for part in manifest["parts"]} <= expected.keys():
             raise DamagedError("a part has no checksum")
-    except (DamagedError, OSError, KeyError, TypeError):
-        raise DamagedError(f"{path} is damaged or missing; delete {directory} and run again") from None
+    except (DamagedError, OSError, KeyError, TypeError) as error:
+        raise DamagedError(f"{path} is damaged or missing ({error}); delete {directory} and run again") from None
     check_files(directory, expected)
     return manifest
 

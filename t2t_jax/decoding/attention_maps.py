@@ -26,8 +26,9 @@ from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.tokenizer import EOS, SPACE, Tokenizer
 from t2t_jax.decoding.batch_shapes import by_bucket, pad_pairs
 from t2t_jax.decoding.ensemble import Ensemble
-from t2t_jax.errors import InputError, Range
+from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer
+from t2t_jax.validation import Range
 
 START = "<start>"  # the label of what the decoder reads before the first target token: a zero vector, no piece
 _WEIGHTS_A_HEAD = 1 << 20  # of a batch, in each layer and kind of attention: 4 MiB
@@ -146,13 +147,13 @@ def _maps(
     """The maps of one pair, with labels and without padding."""
     (s, s_words), (t, t_words) = source, target
     read, read_words = _shifted(t, t_words)
-    of = lambda weights, rows, columns: weights[:, :, : len(rows), : len(columns)].copy()
+    without_padding = lambda weights, rows, columns: weights[:, :, : len(rows), : len(columns)].copy()
     return AttentionMaps(
         source=s,
         target=t,
-        encoder=AttentionMap(s, s, of(encoder, s, s), s_words, s_words),
-        decoder=AttentionMap(t, read, of(decoder, t, read), t_words, read_words),
-        encoder_decoder=AttentionMap(t, s, of(encoder_decoder, t, s), t_words, s_words),
+        encoder=AttentionMap(s, s, without_padding(encoder, s, s), s_words, s_words),
+        decoder=AttentionMap(t, read, without_padding(decoder, t, read), t_words, read_words),
+        encoder_decoder=AttentionMap(t, s, without_padding(encoder_decoder, t, s), t_words, s_words),
     )
 
 

@@ -31,8 +31,8 @@ from t2t_jax.files import (
     lone_surrogate,
     read_object,
     sha256,
-    single_line,
     unpacked_lines,
+    without_line_ends,
     write_object,
 )
 from t2t_jax.progress_bar import progress_bar
@@ -59,7 +59,7 @@ def back_translate_run(
     the files are complete, PREFIX.unfinished holds the translations so far, and the same call resumes: with the same
     translations as if it had never been interrupted.
     """
-    if single_line(tag) != tag:
+    if without_line_ends(tag) != tag:
         raise InputError(f"tag: {tag!r} holds the end of a line; pairs are line by line: give one line")
     if lone_surrogate(tag) is not None:
         raise InputError(f"tag: {tag!r} is not UTF-8; give it in that encoding")
@@ -68,7 +68,7 @@ def back_translate_run(
     options = decode_options(workdir, **options)
     check_options(**options)
     path = existing_text("source", source)
-    data = RunFolder.open(workdir.split(",")[0]).config["data"]
+    data = RunFolder.open(str(workdir).split(",")[0]).config["data"]
     if task_of(data).grammar:
         raise InputError(
             f"workdir: {workdir} is a run of data.task={data['task']}, whose outputs are no text; "

@@ -34,7 +34,9 @@ def by_bucket(lengths: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
 
 def bucket_length(length: int) -> int:
     """The length that a source of this many subwords is padded to."""
-    return min(max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length()), -(-length // _LINEAR_FROM) * _LINEAR_FROM)
+    if length > _LINEAR_FROM:
+        return -(-length // _LINEAR_FROM) * _LINEAR_FROM
+    return max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length())  # the next power of two
 
 
 def bucket_rows(source_length: int, count: int, mesh: Mesh, beam_width: int = 1, max_length: int = 1) -> int:

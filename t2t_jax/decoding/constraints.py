@@ -47,7 +47,8 @@ class Constraint:
             raise InputError(f"constraint must be a function, bare or in a Constraint; got {shown(self.function)}")
         if not (self.features is None or callable(self.features)):
             raise InputError(f"features must be a function of a sentence; got {shown(self.features)}")
-        if not isinstance(self.largest_bonus, numbers.Real) or not self.largest_bonus >= 0:
+        is_number = isinstance(self.largest_bonus, numbers.Real) or getattr(self.largest_bonus, "shape", None) == ()
+        if not is_number or not self.largest_bonus >= 0:
             raise InputError(f"largest_bonus must be a number of at least 0; got {shown(self.largest_bonus)}")
 
     def __call__(self, log_probs: Array, *arguments: Array, **of_sentences: Array) -> Array:

@@ -317,14 +317,15 @@ def _admit(
     is_free = ~state.occupied
     index = admitted + jnp.cumsum(is_free) - 1
     picks = jnp.where(is_free & (index < window.count), index, -1)
-    is_new, of = picks >= 0, lambda x: x[picks]
+    is_new, picked = picks >= 0, lambda x: x[picks]
     capacity = state.search.alive.tokens.shape[2]
     new = search_state.start(
-        of(window.max_lengths), options, capacity, of(window.prefixes), of(window.seeds), of(window.features)
-    )
+        picked(window.max_lengths), options, capacity, picked(window.prefixes), picked(window.seeds),
+        picked(window.features),
+    )  # fmt: skip
     search = where_rows(is_new, new, state.search)
     caches = tuple(admit_to_cache(*pair, picks) for pair in zip(state.caches, window.source, strict=True))
-    owners = jnp.where(is_new, of(window.owners), state.owners)
+    owners = jnp.where(is_new, picked(window.owners), state.owners)
     return State(search, caches, owners), admitted + is_new.sum()
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Sequence
 
 from absl import logging
@@ -26,11 +25,6 @@ class Preprocessor:
     task: Task
     max_length: int
     max_positions: int | None = None
-
-    @property
-    def longest_whole(self) -> int:
-        """The longest text, in subwords with EOS, that the models take in one piece."""
-        return min(longest_whole(self.max_length), self.max_positions or math.inf)
 
     def encode_sources(self, sources: Sequence[str]) -> list[list[int]]:
         """The ids of each source as the model reads it."""
@@ -103,7 +97,9 @@ class Preprocessor:
         `line` is its number in warnings; None: without.
         """
         warn = logging.warning if line else lambda *_: None
-        whole = self.longest_whole
+        whole = longest_whole(self.max_length)
+        if self.max_positions and not self.task.grammar:
+            whole = min(whole, self.max_positions)
         if len(ids) > whole:
             parts = cut(ids, self.vocabularies.source.piece, min(whole, self.max_length))
             warn(
@@ -124,9 +120,13 @@ class Preprocessor:
         self.check_length("source", self.encode_sources(sources))
         self.check_length("reference", self.encode_targets(sources, references, name="reference"))
 
-    def check_length(self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1) -> None:
-        """Refuses ids beyond `longest_whole`, by their line."""
-        limit = self.longest_whole
+    def check_length(
+        self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1, *, within_positions: bool = False
+    ) -> None:
+        """Refuses ids beyond `longest_whole`, or beyond the learned positions if need be, by their line."""
+        limit = longest_whole(self.max_length)
+        if within_positions and self.max_positions:
+            limit = min(limit, self.max_positions)
         for line, ids in enumerate(encoded, start=first_line):
             if len(ids) > limit:
                 raise InputError(

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from t2t_jax.decoding.top_k import sorted_top_k
 from t2t_jax.decoding.traced_fields import traced_fields
-from t2t_jax.errors import Range, check_ranges
+from t2t_jax.validation import Range, check_ranges
 
 # Far smaller temperatures and probabilities overflow or underflow in float32.
 _RANGES = {

@@ -7,7 +7,8 @@ from typing import Any
 from t2t_jax.decoding.constraints import Constraint, LogitsProcessor
 from t2t_jax.decoding.sampling import Sampling
 from t2t_jax.decoding.traced_fields import traced_fields
-from t2t_jax.errors import InputError, Range, check_number, check_ranges, choice, shown
+from t2t_jax.errors import InputError, shown
+from t2t_jax.validation import Range, check_number, check_ranges, choice
 
 # When a sentence may stop before its length limit; only the first never changes the result.
 EARLY_STOPS = ("exact", "best_finished", "beam_full")

@@ -13,9 +13,10 @@ from t2t_jax.decoding.hypothesis import Hypothesis
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.trained_model import decode_options
 from t2t_jax.decoding.translator import Translator, check_lists, load
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import InputError
 from t2t_jax.files import check_pairing, existing_text, read_lines, unpacked_lines
 from t2t_jax.progress_bar import progress_bar
+from t2t_jax.validation import choice
 
 _WINDOW_LINES = 4096  # at most; a window of lines is translated together
 _READ_AHEAD_CHARACTERS = 1 << 24  # no more is read while so many wait to be translated

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from t2t_jax import sharding
 from t2t_jax.checkpoints import Checkpoint, Checkpoints
 from t2t_jax.data.task import Task, Vocabularies, task_of
-from t2t_jax.errors import InputError, choice
+from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer, TransformerConfig, param_shapes
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
+from t2t_jax.validation import choice
 
 _UNKNOWN_LANGUAGES = ("source", "target")  # of an imported model that does not name its own
 

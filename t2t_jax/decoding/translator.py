@@ -35,9 +35,10 @@ from t2t_jax.decoding.preprocessing import Preprocessor
 from t2t_jax.decoding.search_options import SearchOptions, check_options
 from t2t_jax.decoding.search_state import Hypotheses
 from t2t_jax.decoding.trained_model import TrainedModel, restore_all
-from t2t_jax.errors import DamagedError, InputError, Range, check_number, choice, shown
+from t2t_jax.errors import DamagedError, InputError, shown
 from t2t_jax.model.transformer import Transformer
 from t2t_jax.threads import all_at_once
+from t2t_jax.validation import Range, check_number, choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +215,7 @@ class Translator:
 
         `tokens`, in place of `targets`, are those of a hypothesis each, whose text may be encoded into others. Without
         either, for the best translation that `translate` finds with `options`. Neither side may be beyond
-        `longest_whole`. An ensemble has no attention weights of its own and is refused.
+        `longest_whole` or beyond the learned positions. An ensemble has no attention weights of its own and is refused.
         """
         check_lists(sources=sources, targets=targets, tokens=tokens)
         sources = list(sources)
@@ -231,9 +232,9 @@ class Translator:
             if options:
                 raise InputError(f"{next(iter(options))} has no effect where {name} are given; give one or the other")
         encoded = self.preprocessor.encode_sources(sources)
-        self.preprocessor.check_length("source", encoded)
+        self.preprocessor.check_length("source", encoded, within_positions=True)  # of longer ones only parts are read
         target_ids = self._target_ids(sources, given, options)
-        self.preprocessor.check_length("target", target_ids)
+        self.preprocessor.check_length("target", target_ids, within_positions=True)
         found = attention_maps(self.ensemble, self.vocabularies, encoded, target_ids, self.mesh)
         for maps in found:
             _check_numbers(maps.decoder.weights)
@@ -294,14 +295,20 @@ def _request(ids: list[int], prefix: list[int], min_length: int, max_extra_lengt
 
 def _with_features(requests: Sequence[Request], features: Sequence[Sequence[int]]) -> list[Request]:
     """The requests, each with the features of its sentence, which must be as many for all."""
-    for of_text in features:
-        if not isinstance(of_text, (Sequence, np.ndarray)) or isinstance(of_text, str):
-            raise InputError(f"constraint: features must return a list of integers; got {shown(of_text)}")
-        for value in of_text:
-            check_number("constraint: a feature", value, Range(-(2**31), 2**31 - 1), is_whole=True)
+    features = [_checked_features(of_text) for of_text in features]
     if len(counts := sorted(set(map(len, features)))) > 1:
         raise InputError(f"constraint: features must be as many for each sentence; got {counts[0]} and {counts[-1]}")
     return [request._replace(features=of_text) for request, of_text in zip(requests, features, strict=True)]
+
+
+def _checked_features(features: Any) -> list[int]:
+    """Any array of whole numbers of 32 bits as a list."""
+    found = np.asarray(features)
+    if found.ndim != 1:
+        raise InputError(f"constraint: features must return a list of integers; got {shown(features)}")
+    for value in found.tolist():
+        check_number("constraint: a feature", value, Range(-(2**31), 2**31 - 1), is_whole=True)
+    return found.tolist()
 
 
 def load(path: str | Path, step: int | str | None = None, *, dtype: str = "float32") -> Translator:

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from t2t_jax.decoding.trained_model import TrainedModel, restore
-from t2t_jax.errors import choice
 from t2t_jax.files import new_folder
 from t2t_jax.interop.optional_packages import need
 from t2t_jax.interop.to_ctranslate2 import write_ctranslate2
 from t2t_jax.interop.to_marian import write_marian
 from t2t_jax.interop.to_safetensors import write_safetensors
+from t2t_jax.validation import choice
 
 # What writes each format, and the optional package it needs.
 _WRITERS: dict[str, tuple[Callable[[TrainedModel, Path], None], str]] = {

@@ -30,6 +30,7 @@ from t2t_jax.model.transformer import TransformerConfig
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq.data.Dictionary: ids 0 to 3
 _PAD, _EOS = 1, 2
+_OVERWRITE = " #fairseq:overwrite"  # after the count of a symbol that is there already
 _SOFTMAX = ("decoder.output_projection.weight", "decoder.embed_out")  # names in newer and in older versions
 
 # The values that our model supports; they are also fairseq's defaults (base_architecture).
@@ -134,15 +135,15 @@ def _symbols(path: Path) -> list[str]:
     """The symbols in the order of their ids: four special ones, then one per line of `symbol count`."""
     symbols = dict.fromkeys(_SPECIAL)
     for number, line in enumerate(read_text("dictionary", path), start=1):
-        if line.endswith(" #fairseq:overwrite"):  # a second id for a symbol
-            raise InputError(
-                f"dictionary: {path}, line {number}: #fairseq:overwrite gives a symbol a second id; a dictionary with "
-                "it can't be imported"
-            )
-        symbol, _, count = line.rpartition(" ")
+        symbol, _, count = line.removesuffix(_OVERWRITE).rpartition(" ")
         if not symbol or not count.isdecimal():
             raise InputError(
                 f"dictionary: {path}, line {number}: {shown(line)} must be a symbol, a space and its count"
+            )
+        if symbol in symbols and line.endswith(_OVERWRITE):
+            raise InputError(
+                f"dictionary: {path}, line {number}:{_OVERWRITE} gives {shown(symbol)} a second id; a dictionary with "
+                "it can't be imported"
             )
         if symbol in symbols:
             raise InputError(f"dictionary: {path}, line {number}: {shown(symbol)} is there already; remove one")

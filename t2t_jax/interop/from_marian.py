@@ -10,6 +10,7 @@ SentencePiece models of their own, they become separate vocabularies.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def from_marian(folder: str | Path, run: str | Path) -> None:
         write_run(new, config, params, files, origin="marian", max_length=max_length, languages=languages)
 
 
-def _shape(theirs: foreign.Fields) -> dict[str, float]:
+def _shape(theirs: foreign.Fields) -> dict[str, Any]:
     """The fields of our `TransformerConfig`; refuses architectures that our model does not have."""
     theirs.must_be("model_type", "marian")
     for field in ("normalize_before", "normalize_embedding", "add_final_layer_norm"):  # in older configs

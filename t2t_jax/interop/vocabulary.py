@@ -8,14 +8,23 @@ import numpy as np
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from t2t_jax.data.tokenizer import EOS, LANGUAGE_CODE, PAD, SPACE, UNKNOWN, compiled_rules, load_pieces
+from t2t_jax.data.tokenizer import (
+    EOS,
+    LANGUAGE_CODE,
+    PAD,
+    SPACE,
+    UNKNOWN,
+    compiled_rules,
+    load_pieces,
+    set_special_pieces,
+)  # fmt: skip
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import lone_surrogate
 
 _Piece = sentencepiece_model_pb2.ModelProto.SentencePiece
 _SPECIAL = ("<pad>", "</s>", "<unk>")  # padding, EOS and unknown, as fairseq and Marian have them
 _UNIGRAM = sentencepiece_model_pb2.TrainerSpec.UNIGRAM
-_WHITE_SPACE = "\t\n\v\f\r"  # what `one_line` replaces by a space
+_WHITE_SPACE = "\t\n\v\f\r"  # what `collapse_spaces` replaces by a space
 
 
 class Vocabulary(NamedTuple):
@@ -105,11 +114,11 @@ def _begun(model: bytes, ids: dict[str, int], field: str) -> tuple[sentencepiece
         if name not in ids:
             wanted = "{}, {} and {}".format(*_SPECIAL)
             raise InputError(f"vocabulary: the dictionary has no {name}; it must have {wanted}")
-    text = {piece.piece for piece in proto.pieces if piece.type in (_Piece.NORMAL, _Piece.USER_DEFINED)}
-    if text.isdisjoint(ids):
+    words = {piece.piece for piece in proto.pieces if SPACE in piece.piece}
+    if words and words.isdisjoint(ids):  # single characters are symbols of other tokenisers too
         raise InputError(
-            f"{field}: none of its pieces is among the {len(ids)} symbols of the dictionary (vocab.json, dict.*.txt); "
-            "give the model that tokenised the text"
+            f"{field}: none of its pieces with {SPACE} is among the {len(ids)} symbols of the dictionary (vocab.json, "
+            "dict.*.txt); give the model that tokenised the text"
         )
     known = {piece.piece: piece for piece in proto.pieces}
     pieces = [known.get(name) or _Piece(piece=name, score=0.0) for name in _SPECIAL]
@@ -138,8 +147,7 @@ def _reordered(model: bytes, pieces: list[_Piece]) -> bytes:
         return model
     del proto.pieces[:]
     proto.pieces.extend(pieces)
-    spec.pad_id, spec.eos_id, spec.unk_id, spec.bos_id = PAD, EOS, UNKNOWN, -1
-    spec.pad_piece, spec.eos_piece, spec.unk_piece = (pieces[i].piece for i in (PAD, EOS, UNKNOWN))
+    set_special_pieces(spec, [piece.piece for piece in pieces[:3]])
     spec.vocab_size = len(pieces)
     return proto.SerializeToString()
 

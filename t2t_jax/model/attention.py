@@ -4,7 +4,7 @@ Attention(Q, K, V) = softmax(Q Kᵀ / √d_k) V                                 
 MultiHead(Q, K, V) = Concat(head_1, …, head_h) W^O,                            (§3.2.2)
     where head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
 
-A mask is True where attention is allowed; every mask is made in this file.
+A mask is True where attention is allowed; every mask of whole sequences is made in this file.
 """
 
 from collections.abc import Callable

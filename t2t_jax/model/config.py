@@ -2,9 +2,10 @@
 
 import dataclasses
 
-from t2t_jax.errors import InputError, Range, check_ranges, choice
+from t2t_jax.errors import InputError
 from t2t_jax.model.attention import ATTENTIONS
 from t2t_jax.model.layers import ACTIVATIONS, POSITIONS
+from t2t_jax.validation import Range, check_ranges, choice
 
 _MOST_PARAMETERS = 10**12  # 4 TB in float32
 _SIZE = Range(1, 10_000_000)

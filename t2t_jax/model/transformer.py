@@ -230,15 +230,16 @@ def _restart_at_segments(
     return vectors[jax.lax.optimization_barrier(positions - starts)]
 
 
+def init_params(model: Transformer, key: Array) -> Any:
+    """Random parameters, which do not depend on the shape of a batch."""
+    ids = jnp.ones((1, 2), jnp.int32)
+    return model.init(key, ids, ids)["params"]
+
+
 @functools.lru_cache(maxsize=32)  # each run of an ensemble asks for them
 def param_shapes(model: Transformer) -> Any:
     """Shapes and dtypes of the model's parameters, without allocating or compiling anything."""
-
-    def params():
-        ids = jnp.ones((1, 2), jnp.int32)
-        return model.init(jax.random.key(0), ids, ids)["params"]
-
-    return jax.eval_shape(params)
+    return jax.eval_shape(functools.partial(init_params, model), jax.random.key(0))
 
 
 def num_parameters(config: TransformerConfig) -> int:

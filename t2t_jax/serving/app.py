@@ -49,7 +49,7 @@ class Demo:
         defaults: Mapping[str, Any],
         *,
         about: Mapping[str, Any],
-        limits: Limits = Limits(),  # noqa: B008  (immutable)
+        limits: Limits,
         hosts: Iterable[str] = (),
     ):
         self._translator, self._limits = translator, limits

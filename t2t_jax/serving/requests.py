@@ -9,9 +9,10 @@ from t2t_jax.decoding.grammars import check_grammar
 from t2t_jax.decoding.long_sentences import sentences_of
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.decoding.translator import Translator
-from t2t_jax.errors import InputError, Range, shown
+from t2t_jax.errors import InputError, shown
 from t2t_jax.files import lone_surrogate
 from t2t_jax.serving.limits import Limits
+from t2t_jax.validation import Range
 
 # The options of a search that a request may set; the others are those of the run.
 OPTIONS = {
@@ -109,10 +110,8 @@ def _shown_text(value: Any) -> str:
 
 def _checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     """The options of a request, by their JSON types and the server's limits; `check_options` knows the others."""
-    widest = max(limits.beam_size, defaults["beam_size"])
     ranges = {
-        "beam_size": Range(1, widest),
-        "n_best": Range(1, widest),
+        "beam_size": Range(1, max(limits.beam_size, defaults["beam_size"])),
         "max_extra_length": Range(0, max(limits.max_extra_length, defaults["max_extra_length"])),
     }
     for name, value in given.items():

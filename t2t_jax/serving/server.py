@@ -18,12 +18,13 @@ from starlette.types import ASGIApp
 from t2t_jax import signals
 from t2t_jax.decoding.trained_model import decode_options, restore_all
 from t2t_jax.decoding.translator import translator_of
-from t2t_jax.errors import InputError, Range
+from t2t_jax.errors import InputError
 from t2t_jax.serving.app import Demo
 from t2t_jax.serving.connection import Connection
 from t2t_jax.serving.guard import host_names
 from t2t_jax.serving.limits import Limits
 from t2t_jax.temporary_folders import original_of
+from t2t_jax.validation import Range
 
 _BACKLOG = 512  # connections that wait to be accepted
 

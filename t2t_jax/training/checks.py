@@ -7,7 +7,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,20 +18,18 @@ from t2t_jax.data.bucketing import BUCKETINGS
 from t2t_jax.data.corpora import choose_corpus
 from t2t_jax.data.store_settings import StoreSettings
 from t2t_jax.data.task import Vocabularies, task_of
-from t2t_jax.data.token_store import TokenStore
 from t2t_jax.decoding.ensemble import DTYPES
 from t2t_jax.decoding.grammars import check_grammar, grammar_of
-from t2t_jax.decoding.preprocessing import Preprocessor
 from t2t_jax.decoding.search_options import check_options
-from t2t_jax.errors import InputError, Range, choice, shown
+from t2t_jax.errors import InputError, shown
 from t2t_jax.evaluation.metrics import METRICS
 from t2t_jax.model.attention import check_variant
 from t2t_jax.model.layers import check_positions
 from t2t_jax.model.transformer import TransformerConfig
-from t2t_jax.run_folder import ONLY_WITH_PACKING
 from t2t_jax.training.device_defaults import deterministic_operations
 from t2t_jax.training.loss import LOSSES
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
+from t2t_jax.validation import Range, choice
 
 _STEPS = 2**31 - 1  # steps are counted in int32
 _BYTES_PER_PARAMETER = 12  # in float32, with the two moments of Adam
@@ -74,7 +72,7 @@ def check(config: ConfigDict) -> None:
 
 
 def check_config(config: ConfigDict) -> None:
-    """`check` without the memory of this machine. Uses no device, unless to compute an attention of one's own."""
+    """`check` without the memory of this machine. Uses no device, unless for an attention or positions of one's own."""
     for field, allowed in _RANGES.items():
         section, name = field.split(".")
         allowed.check(field, config[section][name])
@@ -95,19 +93,6 @@ def check_config(config: ConfigDict) -> None:
             f"checkpoint.average_last={config.checkpoint.average_last} needs checkpoint.keep to be at least as many; "
             f"got {config.checkpoint.keep}"
         )
-
-
-def check_overrides(overrides: Collection[str], config: ConfigDict) -> None:
-    """Refuses fields given by flags that have no effect with the others of the config."""
-    packing, positions = config.data.packing, config.model.positions
-    for field in overrides:
-        excluding = ""
-        if ONLY_WITH_PACKING.get(field, packing) != packing:
-            excluding = f"data.packing={packing}"
-        elif field == "model.max_positions" and positions in ("sinusoidal", "t2t"):
-            excluding = f"model.positions={positions}"
-        if excluding:
-            raise InputError(f"--config.{field} has no effect with {excluding}; leave it out")
 
 
 def check_own_options(config: ConfigDict) -> None:
@@ -266,20 +251,6 @@ def check_search(config: ConfigDict, vocabularies: Vocabularies) -> None:
     if config.decode.constrained:
         with _errors_of_decode():
             grammar_of(task_of(config.data), vocabularies)
-
-
-def check_held_out(config: ConfigDict, store: TokenStore) -> None:
-    """Refuses dev and test text beyond the learned positions, which evaluation would refuse after long training."""
-    learned = _model_config(config).learned_positions
-    if learned is None:  # the preparation has refused what is too long for any other model
-        return
-    preprocessor = Preprocessor(store.vocabularies, task_of(config.data), config.data.max_length, learned)
-    for split in store.held_out_counts:
-        try:
-            preprocessor.check_lengths(*store.held_out(split))
-        except InputError as error:
-            remedy = f"leave such lines out with data.heldout_max_length={learned}, or raise model.max_positions"
-            raise InputError(f"{split}: {error}, {remedy}") from None
 
 
 @contextlib.contextmanager

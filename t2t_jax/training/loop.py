@@ -22,7 +22,7 @@ from t2t_jax.remote_run import local_run, run_paths
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import engine
 from t2t_jax.training.agreement import check_same_config, check_same_folder, check_state
-from t2t_jax.training.checks import check, check_overrides
+from t2t_jax.training.checks import check
 from t2t_jax.training.device_defaults import peak_tflops
 from t2t_jax.training.fine_tuning import Pretrained, starting_point
 from t2t_jax.training.profiler import Profiler
@@ -45,14 +45,12 @@ def train(
     `workdir` is a folder or, if there is one process, the URL of one in an object store (remote_run.py).
     `profile_steps` are the first and the last step of a trace in `workdir`/profile. Without a checkpoint, training
     starts from the weights of the run `init_from`, if that is given, with its sizes and vocabularies in place of the
-    config's; a field in `overrides`, such as "model.d_ff", is refused instead where it differs, and where it has no
-    effect.
+    config's; a field in `overrides`, such as "model.d_ff", is refused instead where it differs.
     """
     refuse_unguarded_script()
     workdir, init_from = run_paths("workdir", workdir), init_from and run_paths("--init_from", init_from)
     if "," in workdir:
         raise InputError(f"workdir: {workdir}: a comma separates the runs of an ensemble; give a path without one")
-    check_overrides(overrides, config)
     if not init_from:
         check(config)
     if is_url(workdir) and jax.process_count() > 1:

@@ -26,7 +26,7 @@ from t2t_jax.errors import InputError
 from t2t_jax.model.transformer import Transformer, TransformerConfig
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training import engine
-from t2t_jax.training.checks import check_held_out, check_search
+from t2t_jax.training.checks import check_search
 from t2t_jax.training.device_defaults import fused_attention
 from t2t_jax.training.engine import Engine, Machine
 from t2t_jax.training.fine_tuning import Pretrained
@@ -63,7 +63,6 @@ def set_up(config: ConfigDict, mesh: Mesh) -> Experiment:
         store = open_store(config.data)
     say(store.describe())
     check_search(config, store.vocabularies)
-    check_held_out(config, store)
     schedule = make_schedule(config)
     return Experiment(
         config=config,

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2t_jax import sharding
 from t2t_jax.errors import InputError
-from t2t_jax.model.transformer import Transformer
+from t2t_jax.model.transformer import Transformer, init_params
 
 Batch = dict[str, Int[Array, "B ..."]]
 Metrics = dict[str, Float[Array, ""]]
@@ -39,8 +39,7 @@ class TrainState(NamedTuple):
 
 def init_state(model: Transformer, optimizer: optax.GradientTransformation, key: Array) -> TrainState:
     """The state before the first step, with random parameters."""
-    ids = jnp.ones((1, 2), jnp.int32)
-    return state_of(optimizer, model.init(key, ids, ids)["params"])
+    return state_of(optimizer, init_params(model, key))
 
 
 def state_of(optimizer: optax.GradientTransformation, params: Any) -> TrainState:
@@ -114,16 +113,16 @@ def _gradients_and_sums(loss_fn, microbatches, axis, key, params, batch):
         rows += jax.lax.axis_index(axis) * len(rows)
     batch = batch | {"rows": rows}
 
-    def of(batch):
+    def gradients_and_sums(batch):
         return jax.grad(loss_fn, has_aux=True)(params, batch, key)
 
     def add_microbatch(total, batch):
-        return jax.tree.map(jnp.add, total, of(batch)), None
+        return jax.tree.map(jnp.add, total, gradients_and_sums(batch)), None
 
     if microbatches == 1:
-        total = of(batch)
+        total = gradients_and_sums(batch)
     else:
-        zeros = optax.tree.zeros_like(jax.eval_shape(of, batch))
+        zeros = optax.tree.zeros_like(jax.eval_shape(gradients_and_sums, batch))
         split = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
         total, _ = jax.lax.scan(add_microbatch, zeros, split)
     return total if axis is None else jax.lax.psum(total, axis)
@@ -133,14 +132,14 @@ def _where_unless_schedule(condition: Bool[Array, ""], new: Any, old: Any) -> An
     """`new` where the condition holds, else `old`; but always the new counts of schedules, which are those of steps."""
     is_schedule = lambda x: isinstance(x, (optax.ScaleByScheduleState, *_INJECTED))
 
-    def of(new, old):
+    def choose(new, old):
         if isinstance(new, _INJECTED):  # keeps the values of the last update, which may have been the bad numbers
             values = optax.tree.where(condition, new.hyperparams, old.hyperparams)
             inner = _where_unless_schedule(condition, new.inner_state, old.inner_state)
             return new._replace(hyperparams=values, inner_state=inner)
         return new if is_schedule(new) else jnp.where(condition, new, old)
 
-    return jax.tree.map(of, new, old, is_leaf=is_schedule)
+    return jax.tree.map(choose, new, old, is_leaf=is_schedule)
 
 
 def _all_finite(tree: Any) -> Bool[Array, ""]:

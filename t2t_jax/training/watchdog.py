@@ -5,7 +5,7 @@ import faulthandler
 import threading
 from collections.abc import Iterator
 
-from t2t_jax.signals import leave
+from t2t_jax.signals import end_process
 
 _STANDARD_ERROR = 2
 
@@ -52,7 +52,7 @@ class Watchdog:
             seconds = 0.0 if self._pauses or ends != before else seconds + self._tick
             if seconds >= self._limit:
                 faulthandler.dump_traceback(_STANDARD_ERROR)
-                leave(
+                end_process(
                     f"error: no training step has ended for {self._limit / 60:g} minutes "
                     "(machine.hang_timeout_minutes); the stacks of all threads are above. The same command resumes "
                     "from the last checkpoint"

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_jax.data import corpora, multi30k, parallel_text
-from t2t_jax.data.corpora import one_line, read_corpus
+from t2t_jax.data import corpora, home_assistant, multi30k, parallel_text
+from t2t_jax.data.corpora import read_corpus
 from t2t_jax.data.downloads import downloaded
+from t2t_jax.data.plain_text import collapse_spaces
 from t2t_jax.data.preparation import open_store
 from t2t_jax.data.treebanks import TREEBANKS
 from t2t_jax.errors import DamagedError, InputError
@@ -274,8 +275,8 @@ def test_unknown_corpora_are_refused_with_the_known_ones(tmp_path):
         read_corpus("file", "en", "de", {}, tmp_path)
 
 
-def test_one_line_keeps_what_is_not_ascii_white_space():
-    assert one_line(" a\n\t b\u00a0c \u2028d ") == "a b\u00a0c \u2028d"
+def test_collapsed_spaces_keep_what_is_not_ascii_white_space():
+    assert collapse_spaces(" a\n\t b\u00a0c \u2028d ") == "a b\u00a0c \u2028d"
 
 
 # The split of an integration is sha256(name) modulo 100: these names were chosen to give one of each.
@@ -291,19 +292,19 @@ def wheel(tmp_path, monkeypatch):
         DEV: ({"k": "Twice", "l": "Fresh"}, {"k": "Anders", "l": "Frisch"}),
         TEST: ({"k": "New {name}", "l": "Own"}, {"k": "Neu {name}", "l": "Doppelt"}),
     }
-    path = tmp_path / "downloads" / corpora._WHEEL
+    path = tmp_path / "downloads" / home_assistant._WHEEL
     path.parent.mkdir()
     with zipfile.ZipFile(path, "w") as archive:
         for name, (en, de) in strings.items():
             folder = f"homeassistant/components/{name}/translations"
             archive.writestr(f"{folder}/en.json", json.dumps(en))
             archive.writestr(f"{folder}/de.json", json.dumps(de))
-    monkeypatch.setattr(corpora, "_WHEEL_SHA256", corpora.sha256(path))
+    monkeypatch.setattr(home_assistant, "_WHEEL_SHA256", home_assistant.sha256(path))
     return path
 
 
 def test_home_assistant_pairs_leaves_by_key_and_holds_out_whole_integrations(wheel, tmp_path):
-    assert [corpora._split_of(name) for name in (TRAIN, "lamp", DEV, TEST)] == ["train", "train", "dev", "test"]
+    assert [home_assistant._split_of(name) for name in (TRAIN, "lamp", DEV, TEST)] == ["train", "train", "dev", "test"]
     corpus = read_corpus("home_assistant", "en", "de", {}, tmp_path)
     # Unique, white space on one line, empty strings and keys of one language left out.
     assert sorted(corpus.splits["train"]()) == [("Turn on now", "Jetzt an"), ("Twice", "Doppelt")]
@@ -342,8 +343,8 @@ def test_two_preparations_at_once_download_the_wheel_once(wheel, tmp_path, monke
             time.sleep(0.3)
             file.write(content[100:])
 
-    monkeypatch.setattr(corpora, "_pip_download", download_slowly)
-    assert in_two_threads(lambda: corpora._fetch_wheel(tmp_path)) == [wheel, wheel]
+    monkeypatch.setattr(home_assistant, "_pip_download", download_slowly)
+    assert in_two_threads(lambda: home_assistant._fetch_wheel(tmp_path)) == [wheel, wheel]
     assert len(downloads) == 1
 
 

@@ -262,11 +262,11 @@ FILES = {
     "dictionary: a line more": (dictionary(lambda lines: [*lines, "more 3"]), "342 symbols"),
     "dictionary: a symbol twice, on purpose": (
         dictionary(lambda lines: [*lines, f"{lines[0]} #fairseq:overwrite"]),
-        "gives a symbol a second id",
+        " a second id; a dictionary with it",
     ),
     "dictionary: of another tokenisation": (
-        dictionary(lambda lines: [f"wo{i}@@ 3" for i in range(len(lines))]),
-        "none of its pieces",
+        dictionary(lambda lines: [f"{x} 3" for x in ".,aeio"] + [f"wo{i}@@ 3" for i in range(len(lines) - 6)]),
+        "none of its pieces with",
     ),
     "dictionary: a line less": (dictionary(lambda lines: lines[:-1]), "340 symbols"),
     "dictionary: an enormous line": (dictionary(lambda lines: ["x" * 10**6, *lines[1:]]), "line 1"),

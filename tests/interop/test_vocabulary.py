@@ -1,7 +1,7 @@
 import pytest
 import sentencepiece
 
-from t2t_jax.data.corpora import one_line
+from t2t_jax.data.plain_text import collapse_spaces
 from t2t_jax.data.ready_vocabulary import model_of_merges
 from t2t_jax.data.tokenizer import train_vocabulary
 from t2t_jax.errors import InputError
@@ -48,13 +48,13 @@ def test_a_dictionary_without_the_special_symbols_is_refused():
 
 
 @pytest.mark.parametrize("rules", [None, {"A": "a", "\u2013": "-", "\xad": ""}], ids=["no rules", "own rules"])
-def test_white_space_is_read_as_in_our_one_line_and_other_characters_as_before(rules):
+def test_white_space_is_read_as_in_our_text_and_other_characters_as_before(rules):
     model = train_vocabulary(["one two three", "a tree, a house", "eins zwei drei"] * 9, 300, replace=rules)
     changed = with_white_space_rules(model)
     before, after = (sentencepiece.SentencePieceProcessor(model_proto=m) for m in (model, changed))
     assert before.encode("a\tb\r") != before.encode("a b"), "else nothing would need rules"
     for text in (f"A {chr(code)}b\xad{chr(code)}" for code in range(1, 0x3001)):
-        assert after.encode(text) == before.encode(one_line(text)), ascii(text)
+        assert after.encode(text) == before.encode(collapse_spaces(text)), ascii(text)
     assert with_white_space_rules(changed) == changed
 
 
@@ -63,5 +63,5 @@ def test_runs_of_white_space_are_one_space_to_the_codes_of_subword_nmt_too():
     changed = with_white_space_rules(model)
     before, after = (sentencepiece.SentencePieceProcessor(model_proto=m) for m in (model, changed))
     for text in ("one two", "  one   two ", "one \t two\r", "one\u3000two", " ", ""):
-        assert after.encode(text) == before.encode(one_line(text)), ascii(text)
+        assert after.encode(text) == before.encode(collapse_spaces(text)), ascii(text)
     assert with_white_space_rules(changed) == changed
