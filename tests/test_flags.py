@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import main
 from configs import base_ende
 from t2t_jax.command_line import config_of
+from t2t_jax.decoding.ensemble import DTYPES
 from t2t_jax.decoding.search_options import EARLY_STOPS
 from t2t_jax.errors import InputError, StopError
 from t2t_jax.files import flat
@@ -40,8 +41,10 @@ def test_every_mode_lists_its_flags_and_every_flag_has_a_mode():
     assert {name for names in main.FLAGS_OF.values() for name in names} == DEFINED
 
 
-def test_the_rules_of_stopping_early_are_those_of_the_search():
-    assert main.define_flags(["main.py"])["early_stop"].parser.enum_values == list(EARLY_STOPS)
+def test_the_rules_of_stopping_early_and_the_types_of_numbers_are_those_of_the_search():
+    flags = main.define_flags(["main.py"])
+    assert flags["early_stop"].parser.enum_values == list(EARLY_STOPS)
+    assert flags["dtype"].parser.enum_values == list(DTYPES)
 
 
 @pytest.mark.parametrize("mode", main.MODES)
