@@ -66,9 +66,6 @@ class RemoteFolder:
         self._files, self._root = self._connect()
 
     def _connect(self) -> tuple[Any, str]:
-        from fsspec import available_protocols
-        from fsspec.core import url_to_fs
-
         scheme, separator, path = self._url.partition("://")
         if not separator or scheme != scheme.lower():
             raise InputError(f"{self._field}: {self._url}: write s3:// or gs://, in lower case, with two slashes")
@@ -77,6 +74,9 @@ class RemoteFolder:
         if {".", ".."} & set(path.split("/")):
             raise InputError(f"{self._field}: {self._url}: . and .. are names in an object store; leave them out")
         try:
+            from fsspec import available_protocols
+            from fsspec.core import url_to_fs
+
             files, root = url_to_fs(self._url, use_listings_cache=False)
         except ImportError:
             install = f"pip install 't2t_jax[{_EXTRAS[scheme]}]'" if scheme in _EXTRAS else "see fsspec's documentation"
@@ -248,8 +248,9 @@ def mirrored(field: str, directory: str, folder: Path) -> Iterator[None]:
                 copy = work / folder.name
                 remove_folder(copy)
                 remote(copy).download()
-                if (copy / _MANIFEST).exists():  # if not, another machine has begun to replace it
+                is_there = (copy / _MANIFEST).exists()  # if not, another machine has begun to replace it
+                if is_there:
                     os.rename(copy, folder)
     yield
-    if not remote(folder).names():  # another machine may have uploaded it meanwhile
+    if not is_there and not remote(folder).names():  # another machine may have uploaded it meanwhile
         remote(folder).upload()

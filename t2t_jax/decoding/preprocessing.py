@@ -97,9 +97,7 @@ class Preprocessor:
         `line` is its number in warnings; None: without.
         """
         warn = logging.warning if line else lambda *_: None
-        whole = longest_whole(self.max_length)
-        if self.max_positions and not self.task.grammar:
-            whole = min(whole, self.max_positions)
+        whole = self._longest_whole(within_positions=not self.task.grammar)
         if len(ids) > whole:
             parts = cut(ids, self.vocabularies.source.piece, min(whole, self.max_length))
             warn(
@@ -115,6 +113,10 @@ class Preprocessor:
             )  # fmt: skip
         return [ids] if len(ids) > 1 else []
 
+    def _longest_whole(self, *, within_positions: bool) -> int:
+        whole = longest_whole(self.max_length)
+        return min(whole, self.max_positions) if within_positions and self.max_positions else whole
+
     def check_lengths(self, sources: Sequence[str], references: Sequence[str]) -> None:
         """Refuses sentences that are too long to be scored, and references of other sources, by their line."""
         self.check_length("source", self.encode_sources(sources))
@@ -124,9 +126,7 @@ class Preprocessor:
         self, side: str, encoded: Sequence[Sequence[int]], first_line: int = 1, *, within_positions: bool = False
     ) -> None:
         """Refuses ids beyond `longest_whole`, or beyond the learned positions if need be, by their line."""
-        limit = longest_whole(self.max_length)
-        if within_positions and self.max_positions:
-            limit = min(limit, self.max_positions)
+        limit = self._longest_whole(within_positions=within_positions)
         for line, ids in enumerate(encoded, start=first_line):
             if len(ids) > limit:
                 raise InputError(

@@ -306,9 +306,10 @@ def _checked_features(features: Any) -> list[int]:
     found = np.asarray(features)
     if found.ndim != 1:
         raise InputError(f"constraint: features must return a list of integers; got {shown(features)}")
-    for value in found.tolist():
+    values = found.tolist()
+    for value in values:
         check_number("constraint: a feature", value, Range(-(2**31), 2**31 - 1), is_whole=True)
-    return found.tolist()
+    return values
 
 
 def load(path: str | Path, step: int | str | None = None, *, dtype: str = "float32") -> Translator:

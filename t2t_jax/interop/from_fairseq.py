@@ -140,13 +140,11 @@ def _symbols(path: Path) -> list[str]:
             raise InputError(
                 f"dictionary: {path}, line {number}: {shown(line)} must be a symbol, a space and its count"
             )
-        if symbol in symbols and line.endswith(_OVERWRITE):
-            raise InputError(
-                f"dictionary: {path}, line {number}:{_OVERWRITE} gives {shown(symbol)} a second id; a dictionary with "
-                "it can't be imported"
-            )
         if symbol in symbols:
-            raise InputError(f"dictionary: {path}, line {number}: {shown(symbol)} is there already; remove one")
+            remedy = "remove one"
+            if line.endswith(_OVERWRITE):
+                remedy = f"{_OVERWRITE.strip()} gives it a second id; a dictionary with it can't be imported"
+            raise InputError(f"dictionary: {path}, line {number}: {shown(symbol)} is there already; {remedy}")
         symbols[symbol] = None
     return list(symbols)
 
