@@ -131,6 +131,17 @@ def test_another_vocabulary_is_refused(pretrained, tmp_path):
     assert train(same, str(tmp_path / "run"), init_from=str(pretrained))["steps"] == 2
 
 
+def test_a_source_vocabulary_of_its_own_is_refused_where_the_run_has_a_joint_one(pretrained, tmp_path):
+    """Its weights belong to no other, whether the embeddings are shared or not."""
+    (tmp_path / "other.model").write_bytes(models.vocabulary(340))
+    config = config_of(tmp_path, data__source_vocabulary=str(tmp_path / "other.model"))
+    with pytest.raises(InputError, match="data.source_vocabulary=.* is not the vocabulary of --init_from=.*; leave"):
+        fine_tuning.pretrained(config, str(pretrained))
+    same = config_of(tmp_path, data__source_vocabulary=str(pretrained / "vocab.model"))
+    fitted, _ = fine_tuning.pretrained(same, str(pretrained))
+    assert (fitted.data.source_vocabulary, fitted.data.source_vocab_size) == ("", 0)
+
+
 def test_bpe_codes_are_the_vocabulary_of_the_run_that_was_trained_with_them(tmp_path):
     """Which also has the characters of its corpus that are in no merge."""
     for name, merges in (("codes", "o n\no n</w>\n"), ("others", "e i\nn s</w>\n")):

@@ -102,13 +102,14 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
     config.model.update({name: value for name, value in model.items() if name not in _KEPT})
     directory = local_directory(config.data.directory) / "vocabularies"
     replace = cleaning.replacements(cleaning.Rules(**config.data.cleaning))
-    sides = {"vocabulary": vocabularies.target}
-    if not vocabularies.is_joint:
-        sides["source_vocabulary"] = vocabularies.source
+    sides = {"vocabulary": vocabularies.target, "source_vocabulary": vocabularies.source}
     with sharding.main_first("vocabularies"):
         for field, side in sides.items():
             normalizing = add_normalization(side.model, replace, f"the vocabulary of --init_from={path}")
             _check_same(f"data.{field}", config.data[field], normalizing, side.pieces(), replace, path)
+            if field == "source_vocabulary" and vocabularies.is_joint:
+                config.data[field] = ""
+                continue
             copied = directory / f"{hashlib.sha256(normalizing).hexdigest()[:16]}.model"
             config.data[field] = str(copied)
             if not copied.is_file():
