@@ -56,14 +56,13 @@ def most_different_heads(map: AttentionMap, layer: int) -> list[int]:
 def figures(making: AttentionMap, law: AttentionMap, layer: int) -> Iterator[tuple[int, list[Panel], str]]:
     """(number, panels, what is shown) of each figure, for one layer."""
     heads = list(range(1, making.weights.shape[1] + 1))
-    query = making.queries.index("making")
-    yield 3, [Panel(making, layer, heads, query=query)], "Only what “making” attends to; a colour for each head."
+    of_making, of_its = _index(making, "making"), _index(law, "its")
+    yield 3, [Panel(making, layer, heads, query=of_making)], "Only what “making” attends to; a colour for each head."
 
     first, *_ = chosen = its_heads(len(heads))
-    query = law.queries.index("its")
     panels = [
         Panel(law, layer, [first], f"head {first}"),
-        Panel(law, layer, chosen, f"only “its”, {_names(chosen)}", query=query),
+        Panel(law, layer, chosen, f"only “its”, {_names(chosen)}", query=of_its),
     ]
     yield 4, panels, f"Top: all words, head {first}. Bottom: only “its”, {_names(chosen)} (paper: heads 5 and 6)."
 
@@ -71,6 +70,16 @@ def figures(making: AttentionMap, law: AttentionMap, layer: int) -> Iterator[tup
     panels = [Panel(law, layer, [head], f"head {head}") for head in chosen]
     why = "the two that differ most" if len(chosen) > 1 else "the only one"
     yield 5, panels, f"All words, {_names(chosen)}: {why} (the paper does not name its heads)."
+
+
+def _index(map: AttentionMap, word: str) -> int:
+    """Which query the word is; refuses a vocabulary that lacks some of its letters."""
+    if word not in map.queries:
+        raise InputError(
+            f"workdir: the figures show {word!r}, which the run's source vocabulary cannot represent; give a run with "
+            "an English source or with data.byte_fallback"
+        )
+    return map.queries.index(word)
 
 
 def _names(heads: Sequence[int]) -> str:

@@ -11,12 +11,15 @@ import pytest
 import main
 import t2t_jax
 from experiments import figures3_to_5
+from t2t_jax.data.task import SOURCE_FILE
+from t2t_jax.data.tokenizer import train_vocabulary
 from t2t_jax.decoding import translator
 from t2t_jax.decoding.attention_maps import AttentionMap, Words
 from t2t_jax.run_folder import RunFolder
 from t2t_jax.training.loop import train
 from t2t_jax.visualization import report
 from t2t_jax.visualization.page import weights_size
+from tests.data import toy_corpus
 from tests.interop import models
 from tests.runs import tiny_config
 from tests.visualization.test_page import data_of, weights_of
@@ -156,6 +159,14 @@ def test_the_figures_of_a_parser_are_drawn(tmp_path, capsys):
     run.describe(run.config | {"data": data}, models.separate_vocabularies())
     assert figures3_to_5.main([f"--workdir={run.path}", f"--output={tmp_path}/figures"]) == 0
     assert len(list((tmp_path / "figures").iterdir())) == 12
+
+
+def test_a_vocabulary_without_the_letters_of_the_figures_is_refused(tmp_path, capsys):
+    letters = train_vocabulary([source for source, _ in toy_corpus.pairs(300, 0)], 40, byte_fallback=False)
+    vocabularies = models.separate_vocabularies() | {SOURCE_FILE: letters}
+    run = models.random_run_with_separate_vocabularies(tmp_path / "run", vocabularies=vocabularies)
+    assert figures3_to_5.main([f"--workdir={run}", f"--output={tmp_path}/figures"]) == 2
+    assert "the figures show 'making', which the run's source vocabulary cannot" in capsys.readouterr().err
 
 
 def test_the_words_are_those_that_the_paper_prints(run):
