@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from configs import multi30k_ende, multi30k_enfr
 from experiments.conditions import conditions
-from experiments.records import Record, check_seeds, fields_of, load, need_scores
+from experiments.records import Record, check_seeds, fields_of, load, min_length, need_scores
 from experiments.tables import FORMATS, print_notes, render
 from t2t_jax.argument_parser import argument_parser
 from t2t_jax.errors import InputError, exit_code_of
@@ -93,7 +93,8 @@ def notes(systems: Iterable[Sequence[Record]]) -> list[str]:
 def _conditions(record: Record) -> str:
     corpus, test = record["config"]["data.corpus"], record["test"]
     config = CONFIGS[corpus].get_config()
-    measured = [f"{test['sentences']:,} sentences, {test['lowercased_signature']}"]
+    search = f"min_length {min_length(test)}"  # of no config: by default another one than in earlier versions
+    measured = [f"{test['sentences']:,} sentences, {search}, {test['lowercased_signature']}"]
     of = f"configs/{corpus}.py"
     return conditions(record, config.train.train_steps, fields_of(config.to_dict()), measured, of)
 

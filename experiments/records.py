@@ -58,7 +58,7 @@ _RECORD_TYPES = {"row": TEXT, "config": OBJECT, "seed": INTEGER, "steps": INTEGE
 _TRAINED_ON_TYPES = {"commit": TEXT, "hardware": TEXT, "jax": TEXT, "seconds": NUMBER}
 _SCORE_TYPES = {"headline": TEXT, "paper_bleu": NUMBER, "paper_signature": TEXT, "lowercased_bleu": NUMBER,
                 "lowercased_signature": TEXT, "sacrebleu": NUMBER, "signature": TEXT, "perplexity": NUMBER,
-                "sentences": INTEGER}  # fmt: skip
+                "sentences": INTEGER, "min_length": INTEGER}  # fmt: skip
 
 
 def _check_record(record: Record, where: str) -> Record:
@@ -125,12 +125,18 @@ def check_seeds(records: Sequence[Record]) -> None:
 
 def _of_all_seeds(record: Record) -> dict[str, Any]:
     """What the seeds of a row have in common: else their mean is of different experiments."""
-    scored = {f"sentences of {split}": record[split] for split in ("dev", "test") if split in record}
+    scored = {split: record[split] for split in ("dev", "test") if split in record}
     return trained_config(record) | {
         "averaged checkpoints": len(record["averaged_steps"]),
         "first weights": "those of a run" if record.get("init_from") else "random",
-        **{name: scores["sentences"] for name, scores in scored.items() if "sentences" in scores},
+        **{f"sentences of {split}": scores["sentences"] for split, scores in scored.items() if "sentences" in scores},
+        **{f"min_length of {split}": min_length(scores) for split, scores in scored.items()},
     }
+
+
+def min_length(scores: Mapping[str, Any]) -> int:
+    """Minimum subwords of the translations that were scored; earlier versions had none."""
+    return scores.get("min_length", 0)
 
 
 def trained_config(record: Record) -> dict[str, Any]:

@@ -55,6 +55,17 @@ def test_seeds_of_a_row_are_one_line_with_mean_and_deviation(tmp_path, capsys):
     assert departures in lines[3] and "departs" not in lines[0] + lines[4] and "case:lc" in lines[0]
 
 
+def test_rows_say_how_they_were_searched_and_seeds_that_were_searched_differently_are_refused(tmp_path, capsys):
+    """Earlier versions permitted empty translations, which cost weak models some BLEU."""
+    earlier, later = (run("tiny", multi30k_ende.get_config(), seed) for seed in (0, 1))
+    later["test"]["min_length"] = 2
+    paths = write_records(tmp_path, [earlier, later])
+    for path, searched in zip(paths, ("min_length 0", "min_length 2"), strict=True):
+        assert f"1,000 sentences, {searched}, case:lc" in as_csv(capsys, path)[1]
+    assert main(list(map(str, paths))) == 2
+    assert "seed 1 and seed 0 differ in config or steps: min_length of test is 2 and 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("found", "code", "error"),
     [
