@@ -202,15 +202,18 @@ def _names(paths: Any) -> Any:
 def sweep_records(workdir: str | Path, base: str | None = None) -> list[Record]:
     """The records of a sweep's finished trials; those of translation are compared with the base of the same seed.
 
-    `base` is the row of that name unless it is given.
+    `base` is the row of that name unless it is given. The other trials are named on standard error.
     """
     folder, records = _existing(workdir, "workdir"), []
-    runs = sorted(result.parent for result in folder.glob("*/seed_*/result.json"))
+    trials = sorted(path for path in folder.glob("*/seed_*") if path.is_dir())
+    runs = [trial for trial in trials if (trial / "result.json").exists()]
     if not runs:
         raise InputError(
             f"workdir: no finished trial, ROW/seed_N, in {workdir}; give the folder of a sweep. Of one run, "
             "`python -m experiments.records RUN FOLDER` makes a record"
         )
+    if others := [str(trial.relative_to(folder)) for trial in trials if trial not in runs]:
+        print(f"not finished, so left out: {', '.join(others)}", file=sys.stderr)
     rows = sorted({run.parent.name for run in runs})
     base = BASE if base is None else choice("--base", base, rows)
     for run in runs:

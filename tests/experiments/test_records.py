@@ -108,6 +108,15 @@ def test_finished_trials_of_a_sweep_are_compared_with_the_base_of_the_same_seed(
     assert found["a_h1", 0]["against_base"]["p_value"] < 0.05
 
 
+def test_trials_that_are_not_finished_are_named(tmp_path, capsys):
+    for trial in ("base/seed_0", "base/seed_1", "failed/seed_0"):
+        run_folder(tmp_path / trial, None, WORSE, REFERENCES)
+    for trial in ("base/seed_1", "failed/seed_0"):
+        (tmp_path / trial / "result.json").unlink()
+    assert [record["row"] for record in sweep_records(tmp_path)] == ["base"]
+    assert capsys.readouterr().err == "not finished, so left out: base/seed_1, failed/seed_0\n"
+
+
 def test_more_rows_leave_a_comparison_as_it_is(tmp_path):
     run_folder(tmp_path / "base/seed_0", None, WORSE, REFERENCES)
     run_folder(tmp_path / "a_h1/seed_0", None, REFERENCES, REFERENCES)
