@@ -140,8 +140,12 @@ def min_length(scores: Mapping[str, Any]) -> int:
 
 
 def trained_config(record: Record) -> dict[str, Any]:
-    """{'SECTION.FIELD': value} of a run, with the steps that it was trained for."""
-    return record["config"] | {"train.train_steps": record["steps"]}
+    """{'SECTION.FIELD': value} of a run, with the steps that it was trained for.
+
+    And with the number of pairs, if that is known: of training texts the config has only the names of the files.
+    """
+    pairs = {"training_pairs": record["training_pairs"]} if "training_pairs" in record else {}
+    return record["config"] | {"train.train_steps": record["steps"]} | pairs
 
 
 def where_of(record: Record, split: str) -> str:

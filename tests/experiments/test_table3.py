@@ -365,6 +365,8 @@ def test_records_that_do_not_make_one_table_are_refused(tmp_path, capsys):
          "own, seed 1 and seed 0 differ in config or steps: first weights is 'those of a run' and 'random'; one row"),
         ([records(tmp_path / "g", own(0), own(1, dev__sentences=4))],
          "own, seed 1 and seed 0 differ in config or steps: sentences of dev is 4 and 3; one row"),
+        ([records(tmp_path / "i", own(0, training_pairs=300), own(1, training_pairs=9000))],
+         "own, seed 1 and seed 0 differ in config or steps: training_pairs is 9000 and 300; one row"),
         ([records(tmp_path / "h", own(0, dev__signature=cased), own(1, dev__signature=uncased))],
          f"records: the sacreBLEU of own, seed 0 is {cased}, that of seed 1 {uncased}; one row has one of these"),
         ([records(tmp_path / "b", averaged)], "a_h1, seed 0 is an average of 2 checkpoints; Table 3 takes the last"),
@@ -518,6 +520,15 @@ def test_rows_of_another_experiment_show_no_number_of_the_paper_whatever_their_n
     assert main([*own_sweep, "--figure=figure.svg"]) == 2
     out, error = capsys.readouterr()
     assert out == "" and "--figure compares with the paper: there is no record of a row of configs/table3" in error
+
+
+def test_rows_that_were_trained_on_more_pairs_of_equally_named_files_say_so(tmp_path, capsys):
+    """As of --grid data.train=small/train,large/train."""
+    made = [record("base", training_pairs=300), record("large", training_pairs=9000), record("older")]
+    rows, _ = table(capsys, records(tmp_path, *made))
+    assert [rows[row]["other"] for row in ("base", "large", "older")] == ["", "training_pairs=9000", ""]
+    rows, _ = table(capsys, records(tmp_path / "same", record("base", training_pairs=300), made[0] | {"row": "same"}))
+    assert "other" not in rows["same"]
 
 
 def test_rows_of_no_config_of_the_folder_are_a_table_of_their_own(tmp_path, capsys):
