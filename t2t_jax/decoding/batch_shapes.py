@@ -18,8 +18,7 @@ _LINEAR_FROM = 1024  # bucket lengths above this do not double: they are its mul
 _MOST_ON_CPU, _MOST_ELSEWHERE = (64, 2048), (512, 16_384)
 # On CPU, where each row of a batch takes its time even when it has finished: (rows, the most sentences for them).
 _CPU_ROWS = ((1, 1), (4, 6), (8, 12), (16, 127))
-# The hypotheses of a search on a CPU device, by the smallest d_model: more are no faster, but fill its caches.
-_CPU_HYPOTHESES = ((256, 64), (0, 32))
+_CPU_HYPOTHESES = 64  # of a search on each CPU device: more are no faster, but fill its caches
 _FEWEST_ROWS = 4  # of a search, however wide its beam; there is a second search for more sentences than these
 _MOST_SEARCHES = 8  # at a time: each has its own KV cache
 
@@ -84,12 +83,11 @@ def capacities_ahead(mesh: Mesh) -> int:
     return 0 if _on_cpu(mesh) else 2
 
 
-def searched_rows(window: int, beam_width: int, d_model: int, mesh: Mesh) -> int:
+def searched_rows(window: int, beam_width: int, mesh: Mesh) -> int:
     """The number of rows of a search that takes its sentences from windows of this size."""
     if not _on_cpu(mesh):
         return window
-    hypotheses = next(count for smallest, count in _CPU_HYPOTHESES if d_model >= smallest)
-    return min(window, max(_FEWEST_ROWS, hypotheses // beam_width) * mesh.devices.size)
+    return min(window, max(_FEWEST_ROWS, _CPU_HYPOTHESES // beam_width) * mesh.devices.size)
 
 
 def _on_cpu(mesh: Mesh) -> bool:

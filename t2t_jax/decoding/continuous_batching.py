@@ -126,10 +126,9 @@ class _ContinuousBatch:
     def __init__(self, ensemble, source_length, window, queue, options, mesh):
         self._ensemble, self._options, self._mesh, self._queue = ensemble, options, mesh, queue
         requests = [request for _, request in queue]
-        width = min(module.config.d_model for module in ensemble.modules)
         self._shapes = Shapes(
             window=window,
-            rows=batch_shapes.searched_rows(window, options.width, width, mesh),
+            rows=batch_shapes.searched_rows(window, options.width, mesh),
             source_length=source_length,
             prefix_length=max((bucket_length(len(r.prefix)) for r in requests if len(r.prefix)), default=0),
             num_features=len(requests[0].features),

@@ -428,10 +428,10 @@ def test_a_search_whose_last_sentences_another_one_takes_ends_without_results(tr
 
 def test_a_search_on_a_cpu_has_few_rows_and_takes_them_from_a_window():
     mesh = lambda platform, devices=1: SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)] * devices))
-    rows = lambda window, width, d_model, *of: batch_shapes.searched_rows(window, width, d_model, mesh(*of))
-    assert [rows(64, 4, 512, "cpu"), rows(64, 4, 128, "cpu"), rows(64, 1, 512, "cpu")] == [16, 8, 64]
-    assert [rows(64, 21, 256, "cpu"), rows(1, 4, 512, "cpu"), rows(64, 4, 512, "cpu", 2)] == [4, 1, 32]
-    assert rows(512, 4, 512, "gpu") == 512
+    rows = lambda window, width, *of: batch_shapes.searched_rows(window, width, mesh(*of))
+    assert [rows(64, 4, "cpu"), rows(64, 1, "cpu")] == [16, 64]
+    assert [rows(64, 21, "cpu"), rows(1, 4, "cpu"), rows(64, 4, "cpu", 2)] == [4, 1, 32]
+    assert rows(512, 4, "gpu") == 512
 
 
 def test_capacities_are_the_bucket_lengths_from_that_of_the_source():
