@@ -28,7 +28,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, compress
 from typing import Any, NamedTuple
 
@@ -223,10 +223,10 @@ def _totals(scores: Sequence[SentenceScore]) -> dict[str, Any]:
         "f1": _ratio(2 * precision * recall, precision + recall),
         "precision": precision,
         "recall": recall,
-        "exact_match": _percent(score.matched == score.gold == score.test for score in valid),
+        "exact_match": _ratio(100.0 * sum(s.matched == s.gold == s.test for s in valid), len(valid)),
         "average_crossing": _ratio(total["crossing"], len(valid)),
-        "no_crossing": _percent(score.crossing == 0 for score in valid),
-        "two_or_less_crossing": _percent(score.crossing <= 2 for score in valid),
+        "no_crossing": _ratio(100.0 * sum(s.crossing == 0 for s in valid), len(valid)),
+        "two_or_less_crossing": _ratio(100.0 * sum(s.crossing <= 2 for s in valid), len(valid)),
         "tagging_accuracy": _ratio(100.0 * sum(s.correct_tags for s in valid), sum(s.words for s in valid)),
         "sentences": len(scores),
         "error_sentences": counts[ERROR],
@@ -237,11 +237,6 @@ def _totals(scores: Sequence[SentenceScore]) -> dict[str, Any]:
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else 0.0
-
-
-def _percent(cases: Iterable[bool]) -> float:
-    cases = list(cases)
-    return _ratio(100.0 * sum(cases), len(cases))
 
 
 # --- As a command ------------------------------------------------------------------------------------------
