@@ -4,9 +4,9 @@ import os
 import re
 from pathlib import Path
 
-import jax
 import numpy as np
 
+from t2t_jax.checkpoints import named_leaves
 from t2t_jax.decoding.trained_model import TrainedModel
 from t2t_jax.files import write_json
 
@@ -29,8 +29,7 @@ def write_weights(path: Path, weights: dict[str, np.ndarray], origin: str) -> No
 
 def write_safetensors(trained: TrainedModel, folder: Path) -> None:
     """Writes model.safetensors, config.json with the sizes of the vocabularies, and the SentencePiece models."""
-    leaves = jax.tree.leaves_with_path(trained.params)
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x) for path, x in leaves}
+    named = {name.replace("/", "."): np.asarray(x) for name, x in named_leaves(trained.params).items()}
     write_weights(folder / "model.safetensors", named, "t2t_jax")
     config = trained.run.config
     model = config["model"] | {name: size for name, size in trained.vocabularies.sizes.items() if size}
