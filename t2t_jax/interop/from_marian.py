@@ -27,7 +27,6 @@ from t2t_jax.interop.torch_names import Params, State, permute_channels, torch_s
 from t2t_jax.interop.vocabulary import Vocabulary, in_our_order, of_source, of_target
 from t2t_jax.model.transformer import TransformerConfig
 
-LAYER_NORM_EPSILON = 1e-5  # PyTorch's default, which Marian always uses
 _TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
 _ACTIVATIONS = {"relu": "relu", "swish": "swish", "silu": "swish", "gelu": "gelu"}
 
@@ -68,7 +67,7 @@ def _shape(theirs: foreign.Fields) -> dict[str, Any]:
         "activation": theirs.one_of("activation_function", _ACTIVATIONS),
         "dropout": theirs.fraction("dropout", 0.1),
         "attention_dropout": theirs.fraction("attention_dropout", 0.0),
-        "layer_norm_epsilon": LAYER_NORM_EPSILON,
+        "layer_norm_epsilon": 1e-5,  # PyTorch's default, which Marian always uses
     }
 
 

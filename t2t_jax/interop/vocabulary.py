@@ -140,8 +140,7 @@ def _is_symbol(name: str) -> bool:
 
 def _reordered(model: bytes, pieces: list[_Piece]) -> bytes:
     """The model with these pieces; the same bytes if nothing changes."""
-    proto = sentencepiece_model_pb2.ModelProto()
-    proto.ParseFromString(model)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     spec = proto.trainer_spec
     if list(proto.pieces) == pieces and (spec.pad_id, spec.eos_id, spec.unk_id) == (PAD, EOS, UNKNOWN):
         return model
