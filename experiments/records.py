@@ -21,7 +21,7 @@ from t2t_jax.errors import DamagedError, InputError, exit_code_of, shown
 from t2t_jax.evaluation.bleu import check_pairs, tokenizer
 from t2t_jax.evaluation.significance import paired_bootstrap
 from t2t_jax.files import existing_file, flat, read_json, read_object, read_text, sha256, write_json
-from t2t_jax.run_folder import RunFolder, changes, has_effect, is_option, row_of
+from t2t_jax.run_folder import FILE_FIELDS, RunFolder, changes, has_effect, is_option, row_of
 from t2t_jax.validation import choice
 
 Record = dict[str, Any]
@@ -46,7 +46,6 @@ MODEL_FIELDS = ("model.num_layers", "model.d_model", "model.d_ff", "model.num_he
 # Fields of a config that affect the scores; of files only the names.
 _SECTIONS = ("model", "data", "optimizer", "train", "checkpoint", "decode")
 _LEFT_OUT = ("train.seed", "train.train_steps")  # numbers of the result
-_FILE_FIELDS = ("data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
 
 _ROUNDING_SECONDS = 1.0  # more than the rounding of several numbers of seconds adds up to
 _RECORD_TYPES = {"row": TEXT, "config": OBJECT, "seed": INTEGER, "steps": INTEGER, "averaged_steps": LIST,
@@ -194,7 +193,7 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """{'SECTION.FIELD': value} of the fields that affect the scores; of files, their names."""
     fields = flat({section: config[section] for section in _SECTIONS if section in config})
     kept = {field: value for field, value in fields.items() if has_effect(field, config) and field not in _LEFT_OUT}
-    names = {field: _names(kept[field]) for field in _FILE_FIELDS if field in kept}
+    names = {field: _names(kept[field]) for field in FILE_FIELDS if field in kept}
     return kept | names | {"evaluate.dtype": config.get("evaluate", {}).get("dtype", "float32")}
 
 

@@ -19,6 +19,9 @@ from t2t_jax.errors import DamagedError, InputError, StopError, shown, storage_r
 from t2t_jax.event_file import EventFile
 from t2t_jax.files import flat, json_digest, read_object, try_lock, write_bytes, write_lines, write_object
 
+# Paths of text and vocabularies, which may be others on another machine.
+FILE_FIELDS = ("data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
+
 # What changes neither the weights nor the scores of a run that reaches its end, besides the section machine.
 _WITHOUT_EFFECT = frozenset(["checkpoint.keep", "data.directory", "data.archives", "evaluate.interval_steps",
                              "evaluate.decode_sentences", "evaluate.samples", "train.accumulate", "train.log_interval",
@@ -26,7 +29,7 @@ _WITHOUT_EFFECT = frozenset(["checkpoint.keep", "data.directory", "data.archives
 # What else may change when a run is resumed: nothing that changes the weights. Text and vocabularies may be moved, as
 # checkpoints hold their checksums.
 _FREE_SECTIONS = ("checkpoint", "decode", "evaluate")
-_FREE_FIELDS = ("train.train_steps", "data.train", "data.dev", "data.test", "data.vocabulary", "data.source_vocabulary")
+_FREE_FIELDS = ("train.train_steps", *FILE_FIELDS)
 
 # Fields that change something only where data.packing has this value.
 _ONLY_WITH_PACKING = {"data.packing_shapes": True, "data.num_buckets": False, "data.bucketing": False}

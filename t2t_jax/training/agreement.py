@@ -15,14 +15,13 @@ from ml_collections import ConfigDict
 
 from t2t_jax import sharding
 from t2t_jax.checkpoints import key_data, named_leaves
-from t2t_jax.data.corpora import SPLITS
 from t2t_jax.errors import DamagedError, InputError
 from t2t_jax.files import flat
-from t2t_jax.run_folder import RunFolder
+from t2t_jax.run_folder import FILE_FIELDS, RunFolder
 from t2t_jax.training.train_step import TrainState
 
 # Paths of files that each machine may have elsewhere: of what is in them, the checksums are compared.
-_PATHS = {f"data.{name}" for name in ("directory", "archives", "vocabulary", "source_vocabulary", *SPLITS)}
+_PATHS = {"data.directory", "data.archives", *FILE_FIELDS}
 
 
 def check_same_config(config: ConfigDict) -> None:
