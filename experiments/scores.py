@@ -15,8 +15,7 @@ class Headline(NamedTuple):
     value: float
 
     def __str__(self) -> str:
-        digits = ".1f" if self.name == SACREBLEU else ".4g"
-        return f"{label(self.name)} {self.value:{digits}}"
+        return f"BLEU {self.value:.1f}" if self.name == SACREBLEU else f"{self.name} {self.value:.4g}"
 
 
 def headline(scores: Mapping[str, Any], where: str) -> Headline:
@@ -32,8 +31,3 @@ def headline(scores: Mapping[str, Any], where: str) -> Headline:
 
 def headline_name(scores: Mapping[str, Any]) -> str:
     return scores.get("headline", SACREBLEU)
-
-
-def label(name: str) -> str:
-    """A score's name in print."""
-    return "BLEU" if name == SACREBLEU else name
