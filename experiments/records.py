@@ -73,8 +73,8 @@ def _check_record(record: Record, where: str) -> Record:
     return record
 
 
-def check_provenance(record: Record, where: str) -> Record:
-    """Returns the record if all but its scores has the types that the tables need."""
+def check_provenance(record: Record, where: str) -> None:
+    """Refuses a record in which anything but the scores has other types than the tables need."""
     check_types(record, _RECORD_TYPES, where)
     for entry in record.get("trained_on", []):
         check_types(entry, _TRAINED_ON_TYPES, f"{where}: trained_on", _TRAINED_ON_TYPES)
@@ -85,7 +85,6 @@ def check_provenance(record: Record, where: str) -> Record:
     for field, value in config.items():
         if not is_scalar(value) and not (is_option(field) and isinstance(value, list)):
             raise DamagedError(f"{where} is damaged: {field} of its config is {shown(value)}; it must be a scalar")
-    return record
 
 
 def training_seconds(record: Record) -> dict[str, float]:
