@@ -4,22 +4,19 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax.errors import InputError
-from t2t_jax.files import expanded
+from t2t_jax.files import check_output
 
 _SUFFIXES = (".png", ".svg")
 
 
 def figure_file(flag: str, path: str) -> Path:
     """The path given as `flag`; refuses one that no figure could be written to."""
-    file = expanded(flag, path)
-    if file.suffix not in _SUFFIXES:
+    if Path(path).suffix not in _SUFFIXES:
         raise InputError(f"{flag}={path}: must end in {' or '.join(_SUFFIXES)}")
-    if not file.parent.is_dir():
-        raise InputError(f"{flag}={path}: no folder {file.parent}; make it first")
-    return file
+    return check_output(flag, path)
 
 
-def save(figure: Any, flag: str, path: str | Path, dots_per_inch: int) -> None:
+def save(figure: Any, flag: str, path: Path, dots_per_inch: int) -> None:
     """Writes the figure to the file given as `flag`."""
     try:
         figure.savefig(path, dpi=dots_per_inch)

@@ -1,6 +1,7 @@
 """Table 3 as a figure: our scores against the paper's, one labelled point per row."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ _BASE_LINE = {"color": "0.4", "linewidth": 0.6, "zorder": 0}
 _GROUPS = {"a": "(A)", "b": "(B)", "c": "(C)", "d": "(D)", "e": "(E)"}
 
 
-def draw(table: Table, path: str) -> None:
+def draw(table: Table, path: Path) -> None:
     """Draws perplexity and BLEU of the rows that both have; error bars are standard deviations over the seeds."""
     from matplotlib.figure import Figure  # half a second
 

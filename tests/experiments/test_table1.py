@@ -337,6 +337,7 @@ def test_sizes_that_do_not_fit_in_memory_are_refused(sizes):
 
 def test_bad_figures_are_refused_before_anything_is_measured(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(table1, "show", None)
-    for path, complaint in (("work.gif", ".png or .svg"), ("none/work.png", "no folder")):
+    (tmp_path / "folder.png").mkdir()
+    for path, complaint in (("work.gif", ".png or .svg"), ("none/work.png", "no folder"), ("folder.png", "a folder")):
         assert table1.main([f"--figure={tmp_path / path}"]) == 2
         assert complaint in capsys.readouterr().err
