@@ -1,7 +1,7 @@
 """The JSON of a request: read and checked; every mistake is an InputError."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from t2t_jax.data.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ class TranslateRequest(NamedTuple):
     options: dict[str, Any]
 
 
-def read_object(body: bytes, fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_object(body: bytes, fields: Collection[str]) -> dict[str, Any]:
     """The JSON object in the body of a request, whose fields must be among `fields`."""
     try:
         value = json.loads(body.decode("utf-8-sig"))  # files saved on Windows begin with a byte order mark
@@ -50,7 +50,7 @@ def translate_request(
     body: bytes, translator: Translator, defaults: Mapping[str, Any], limits: Limits
 ) -> TranslateRequest:
     """The request to translate in `body`; options that it leaves out are `defaults`."""
-    given = read_object(body, {"source": None, **OPTIONS})
+    given = read_object(body, ("source", *OPTIONS))
     source = given.pop("source", None)
     is_list = isinstance(source, list)
     if not is_list and not isinstance(source, str):
@@ -75,7 +75,7 @@ def translate_request(
 
 def attention_request(body: bytes, translator: Translator, limits: Limits) -> tuple[str, list[str]]:
     """The source in `body`, and the tokens of the hypothesis or of the target whose attention is asked for."""
-    given = read_object(body, dict.fromkeys(("source", "target", "tokens")))
+    given = read_object(body, ("source", "target", "tokens"))
     source, vocabulary = given.get("source"), translator.vocabularies.target
     _check_texts("source", [source])
     _check_lengths("source", translator.preprocessor.encode_sources([source]), limits.attention_subwords)
