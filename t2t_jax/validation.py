@@ -1,10 +1,10 @@
 """Checks of the values that users give: a name of several, a number in a range; each mistake is one InputError."""
 
+import ctypes
 import dataclasses
 import difflib
 import math
 import numbers
-import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -64,10 +64,7 @@ class Range:
 
 def _in_float32(value: float) -> float:
     """The value in float32, where XLA replaces subnormal numbers with 0."""
-    try:
-        (rounded,) = struct.unpack("f", struct.pack("f", value))
-    except OverflowError:
-        return math.copysign(math.inf, value)
+    rounded = ctypes.c_float(value).value
     return rounded if abs(rounded) >= 2**-126 else 0.0
 
 
