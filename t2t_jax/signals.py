@@ -47,7 +47,7 @@ class Requests:
         return self.count
 
 
-def set_handler(handler: Callable[[int], None]) -> Callable[[], None]:
+def set_handler(handler: Callable[[int], object]) -> Callable[[], None]:
     """Calls `handler` in a new thread for each of the three signals; main thread only.
 
     Returns the function that restores the previous handlers.
@@ -82,7 +82,7 @@ def set_handler(handler: Callable[[int], None]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def handled_by(handler: Callable[[int], None]) -> Iterator[None]:
+def handled_by(handler: Callable[[int], object]) -> Iterator[None]:
     """Handles signals with `handler` within the block; blocks may be nested."""
     restore = set_handler(handler)
     try:

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from experiments.sweep.local import StopSignals, run_locally, worker_slots
+from experiments.sweep.local import run_locally, worker_slots
 from experiments.sweep.plan import make_trials, script_path
 from experiments.sweep.slurm import SlurmQueue, run_on_slurm
 from experiments.sweep.status_table import StatusTable
@@ -60,13 +60,14 @@ def sweep(options: argparse.Namespace) -> int:
         return 0
     launch = make_launcher(options)
     options.workdir.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(options.workdir), caught_stop_signals() as stop_signals:
-        prepare_data(remaining, stop_signals)
+    requests = signals.Requests()
+    with exclusive_lock(options.workdir), signals.handled_by(requests.add):
+        prepare_data(remaining, requests)
         table = StatusTable(trials)
         for trial in trials:
             if trial.is_done:
                 table.update(trial, *trial.outcome())
-        launch(remaining, table, stop_signals)
+        launch(remaining, table, requests)
     return report(table)
 
 
@@ -91,7 +92,7 @@ def check_configs(trials: Sequence[Trial], on_this_machine: bool) -> None:
             raise InputError(f"{trial.name}: {error}") from None
 
 
-def make_launcher(options: argparse.Namespace) -> Callable[[Sequence[Trial], StatusTable, StopSignals], None]:
+def make_launcher(options: argparse.Namespace) -> Callable[[Sequence[Trial], StatusTable, signals.Requests], None]:
     """The function that runs the trials; checks the launcher's options."""
     timeout = options.timeout_minutes
     if not 0 < timeout < math.inf:
@@ -100,11 +101,11 @@ def make_launcher(options: argparse.Namespace) -> Callable[[Sequence[Trial], Sta
         if options.jobs is not None:
             raise InputError(f"--jobs={options.jobs}: is for this machine; with --launcher=slurm, Slurm decides")
         queue = SlurmQueue(options.workdir, slurm.parse_options(options.slurm))
-        return lambda trials, table, stop_signals: run_on_slurm(trials, table, queue, timeout, stop_signals)
+        return lambda trials, table, requests: run_on_slurm(trials, table, queue, timeout, requests)
     if options.slurm:
         raise InputError(f"--slurm={options.slurm}: needs --launcher=slurm")
     slots = worker_slots(options.jobs)
-    return lambda trials, table, stop_signals: run_locally(trials, table, slots, timeout, stop_signals)
+    return lambda trials, table, requests: run_locally(trials, table, slots, timeout, requests)
 
 
 @contextlib.contextmanager
@@ -117,30 +118,17 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def caught_stop_signals() -> Iterator[list[int]]:
-    """A list of the stop signals received within the block, one per request to stop."""
-    received, requests = [], signals.Requests()
-
-    def on_signal(number: int) -> None:
-        if requests.add(number) > len(received):
-            received.append(number)
-
-    with signals.handled_by(on_signal):
-        yield received
-
-
-def prepare_data(trials: Sequence[Trial], stop_signals: StopSignals) -> None:
+def prepare_data(trials: Sequence[Trial], requests: signals.Requests) -> None:
     """Makes each token store once, before several trials try to; `main.py` reports what goes wrong."""
     for trial in {json.dumps(trial.settings["data"], sort_keys=True): trial for trial in trials}.values():
         process = subprocess.Popen(
             trial.prepare_command, stdout=STANDARD_ERROR, preexec_fn=signal_on_parent_death(signal.SIGTERM)
         )
         while process.poll() is None:
-            if stop_signals:
+            if requests.count:
                 process.terminate()
             time.sleep(POLL_SECONDS)
-        if stop_signals:
+        if requests.count:
             raise InterruptedRun("interrupted while the data was prepared; the same command resumes")
         if process.returncode:
             raise SystemExit(shell_exit_code(process))

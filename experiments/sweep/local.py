@@ -14,9 +14,8 @@ from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trial_process import POLL_SECONDS, shell_exit_code, signal_on_parent_death
 from experiments.sweep.trials import FAILED, RUNNING, Trial
 from t2t_jax.errors import InputError
+from t2t_jax.signals import Requests
 
-# Received so far. The first one interrupts all trials, which save and exit; the second one kills them.
-StopSignals = Sequence[int]
 _GPU_MEMORY = 0.9  # of a GPU, for all trials that share it
 
 
@@ -67,14 +66,17 @@ def run_locally(
     table: StatusTable,
     slots: Sequence[WorkerSlot],
     timeout_minutes: float,
-    stop_signals: StopSignals,
+    requests: Requests,
 ) -> None:
-    """Runs all trials, one per slot at a time."""
+    """Runs all trials, one per slot at a time.
+
+    The first request to stop interrupts them all, so that they save and exit; the second one kills them.
+    """
     waiting, free = {trial: HangWatchdog(trial.folder) for trial in trials}, list(slots)
     running: dict[Trial, tuple[subprocess.Popen, WorkerSlot]] = {}
     forwarded = 0
-    while running or (waiting and not stop_signals):
-        for trial in [] if stop_signals else list(waiting):
+    while running or (waiting and not requests.count):
+        for trial in [] if requests.count else list(waiting):
             if trial.is_locked():  # by a trial of a launcher that was killed, while it saves
                 if waiting[trial].silent_minutes() > timeout_minutes:
                     table.update(trial, FAILED, f"another process is training in {trial.folder}; end it")
@@ -89,7 +91,7 @@ def run_locally(
             table.update(trial, *trial.outcome_of_exit(shell_exit_code(process)))
             free.append(slot)
             del running[trial]
-        if len(stop_signals) > forwarded:  # the second signal kills the supervisors, and their trials die with them
+        if requests.count > forwarded:  # the second signal kills the supervisors, and their trials die with them
             for process, _ in running.values():
                 process.send_signal(signal.SIGKILL if forwarded else signal.SIGTERM)
             forwarded += 1

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from experiments.json_types import TEXT, check_types
-from experiments.sweep.local import StopSignals
 from experiments.sweep.status_table import StatusTable
 from experiments.sweep.trial_process import TrialProcess
 from experiments.sweep.trials import RUNNING, WAITING, Trial
 from t2t_jax import slurm
 from t2t_jax.errors import InputError, on_one_line
 from t2t_jax.files import read_json, write_json
+from t2t_jax.signals import Requests
 
 _POLL_SECONDS = 2.0
 _KILL_WAIT_SECONDS = 600  # longer than Slurm waits between SIGTERM and SIGKILL
@@ -83,7 +83,7 @@ class SlurmQueue:
 
 
 def run_on_slurm(
-    trials: Sequence[Trial], table: StatusTable, queue: SlurmQueue, timeout_minutes: float, stop_signals: StopSignals
+    trials: Sequence[Trial], table: StatusTable, queue: SlurmQueue, timeout_minutes: float, requests: Requests
 ) -> None:
     """Submits the trials that have no job yet and follows all jobs to their end. A signal stops only the launcher."""
     states = slurm.job_states()
@@ -92,7 +92,7 @@ def run_on_slurm(
             queue.submit(trial, timeout_minutes)
     polls_absent = collections.Counter()  # a job that is being requeued may be absent from one poll
     pending = list(trials)
-    while pending and not stop_signals:
+    while pending and not requests.count:
         with contextlib.suppress(InputError):  # the Slurm controller may be down for a while
             states = slurm.job_states()
             for trial in list(pending):
