@@ -54,8 +54,8 @@ class BpeDropout:
                 left, right = self._ids.get(piece[:cut]), self._ids.get(piece[cut:])
                 if left is not None and right is not None:
                     found[left * self._base + right] = merged
-        self._pairs = np.array(sorted(found), np.int64)
-        self._merged = np.array([found[pair] for pair in self._pairs.tolist()], np.int64)
+        pairs = [*sorted(found), np.iinfo(np.int64).max]  # the last is above any pair: searches stay inside
+        self._pairs, self._merged = np.array(pairs), np.array([found.get(pair, 0) for pair in pairs])
 
     def sample(self, texts: Sequence[str], rate: float, seed: int) -> list[list[int]]:
         """Ids of each text, which has one line; `rate` is the probability with which a merge is left out each time."""
@@ -121,11 +121,10 @@ class BpeDropout:
         """For each symbol, the rank of its merge with the next one and what they become."""
         following = np.append(symbols[1:], 0)
         pairs = symbols * self._base + following
-        place = np.minimum(np.searchsorted(self._pairs, pairs), max(len(self._pairs) - 1, 0))
+        place = np.searchsorted(self._pairs, pairs)
         known = (symbols < self._base) & (following < self._base) & (words == np.append(words[1:], -1))
-        known &= self._pairs[place] == pairs if len(self._pairs) else False
-        merged = self._merged[place] if len(self._pairs) else symbols
-        return np.where(known, self._rank[np.where(known, merged, 0)], _NO_MERGE), merged
+        known, merged = known & (self._pairs[place] == pairs), self._merged[place]
+        return np.where(known, self._rank[merged], _NO_MERGE), merged
 
     def _pieces(self, symbols: list[int], characters: np.ndarray) -> Iterator[int]:
         """The ids of symbols; characters that are no piece become bytes, or a run of them becomes unknown."""
