@@ -161,11 +161,9 @@ class Vocabularies(NamedTuple):
     def open(cls, folder: Path) -> "Vocabularies":
         """The vocabularies in a run folder or a token store."""
         joint, *separate = (folder / name for name in (JOINT_FILE, SOURCE_FILE, TARGET_FILE))
-        if joint.is_file():
-            return cls(*(Tokenizer(joint),) * 2)
-        if not any(path.is_file() for path in separate):
-            raise InputError(f"no vocabulary {joint}; a run folder has it beside config.json")
-        return cls(*map(Tokenizer, separate))
+        if any(path.is_file() for path in separate) and not joint.is_file():
+            return cls(*map(Tokenizer, separate))
+        return cls(*(Tokenizer(joint),) * 2)  # refused where there is no file at all
 
     def encode_many(
         self, sources: Sequence[str], targets: Sequence[str], num_threads: int = -1
