@@ -24,7 +24,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from t2t_jax.data.plain_text import collapse_spaces
 from t2t_jax.errors import InputError, shown
 from t2t_jax.files import without_line_ends
 
@@ -81,7 +80,6 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
     `name` is what an InputError calls the file, beside the number of the line.
     """
     stack: list[_Open] = []
-    number = 0
     for number, line in enumerate(lines, start=1):
         for token in _TOKEN.findall(line):
             where = f"{name}, line {number}"
@@ -291,7 +289,7 @@ def number_of(token: str) -> int | None:
 
 def words_of(sentence: str) -> list[str]:
     """The words of a tokenised sentence: what spaces and ends of lines, such as U+2028, separate."""
-    return [word for word in collapse_spaces(without_line_ends(sentence)).split(" ") if word]
+    return re.findall(r"\S+", without_line_ends(sentence), flags=re.ASCII)
 
 
 def check_words(sentence: str, tree: str) -> None:
