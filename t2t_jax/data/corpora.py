@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from t2t_jax.data import home_assistant, multi30k, tfds_corpora, wmt14
 from t2t_jax.data.parallel_text import ParallelText, check_languages_differ, parallel_text
@@ -131,12 +131,10 @@ def files(languages: tuple[str, str], prefixes: dict[str, str], directory: Path,
     del directory  # nothing to download
     refuse_unread("files", archives=archives)
     names, weights = _weighted(prefixes["train"])
-    given = prefixes | {"train": ",".join(names)} | test_sets(prefixes["test"])
+    given = {"train": names, "dev": [prefixes["dev"]]}
+    given |= {split: [name] for split, name in test_sets(prefixes["test"]).items()}
     texts = {split: _texts(split, listed, languages) for split, listed in given.items()}
-    splits = {
-        split: lambda listed=listed: itertools.chain.from_iterable(text.pairs() for text in listed)
-        for split, listed in texts.items()
-    }
+    splits = {split: functools.partial(pairs_of, listed) for split, listed in texts.items()}
     checksums = {}
     for split, listed in texts.items():
         for number, text in enumerate(listed):
@@ -170,7 +168,7 @@ def _weighted(train: str) -> tuple[list[str], list[float]]:
                 f"data.train={train}: after the colon, the weight of {name} must be a positive number of at most four "
                 f"digits before and after the point; got {weight!r}"
             )
-        names.append(name)
+        names.append(name.strip())
         weights.append(float(weight))
     if len(names) == 1 and weights != [1.0]:
         raise InputError(f"data.train={train}: the weight of a single text changes nothing; leave it out")
@@ -183,15 +181,20 @@ def name_and_number(text: str) -> tuple[str, str]:
     return (name, number) if colon and "/" not in number else (text, "1")  # a folder's name may have a colon
 
 
-def _texts(split: str, names: str, languages: tuple[str, str]) -> list[ParallelText]:
+def pairs_of(parts: Sequence[Any]) -> Iterator[Pair]:
+    """The `pairs()` of each part of a split, one part after the other."""
+    for part in parts:
+        yield from part.pairs()
+
+
+def _texts(split: str, names: list[str], languages: tuple[str, str]) -> list[ParallelText]:
     field = f"data.{split}" if split in SPLITS else "data.test"
-    if not names:
+    if names == [""]:
         example = " and ".join(f"PREFIX.{language}" for language in languages)
         raise InputError(f"{field} is empty; set it to the PREFIX of two text files, {example}")
-    listed = [name.strip() for name in names.split(",")] if split == "train" else [names]
-    if not all(listed):
-        raise InputError(f"{field}={names}: a name is empty; write PREFIX,PREFIX")
-    return [parallel_text(field, name, languages) for name in listed]
+    if not all(names):
+        raise InputError(f"{field}={','.join(names)}: a name is empty; write PREFIX,PREFIX")
+    return [parallel_text(field, name, languages) for name in names]
 
 
 # --- Home Assistant, real, small and free -------------------------------------------------------------------

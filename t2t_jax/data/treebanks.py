@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from t2t_jax.data.corpora import Corpus, CorpusReader, name_and_number, refuse_unread, test_sets
+from t2t_jax.data.corpora import Corpus, CorpusReader, name_and_number, pairs_of, refuse_unread, test_sets
 from t2t_jax.data.plain_text import Pair
 from t2t_jax.data.trees import bracketed, read_trees, words
 from t2t_jax.errors import InputError
@@ -116,16 +116,11 @@ def _corpus(name: str, languages: tuple[str, str], parts: Mapping[str, list[Part
     return Corpus(
         name,
         languages,
-        splits={split: functools.partial(_pairs, listed) for split, listed in parts.items()},
+        splits={split: functools.partial(pairs_of, listed) for split, listed in parts.items()},
         checksums={split: ", ".join(part.checksum for part in listed) for split, listed in parts.items()},
         table=functools.partial(_table, name, parts),
         has_copies=any(part.copies > 1 for part in parts["train"]),
     )
-
-
-def _pairs(parts: list[Part]) -> Iterator[Pair]:
-    for part in parts:
-        yield from part.pairs()
 
 
 def _file(split: str, name: str, copies: int = 1) -> Part:
