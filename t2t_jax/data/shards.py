@@ -185,7 +185,7 @@ def join_shards(
     shards = [path for paths in texts for path in paths]
     text_of_shard = [text for text, paths in enumerate(texts) for _ in paths]
     keys = {"duplicate": "exact_keys", "near_duplicate": "near_keys"}
-    repeated = {rule: _repeated(shards, name) for rule, name in keys.items()}
+    repeated = {rule: again for rule, name in keys.items() if len(again := _repeated(shards, name))}
     first = 0
     with contextlib.ExitStack() as stack:
         open_all = lambda end: [stack.enter_context((directory / f"train.{side}.{end}").open("wb")) for side in SIDES]
@@ -196,7 +196,7 @@ def join_shards(
             count = len(shard["source_lengths"])
             keep = np.ones(count, bool)
             for rule, again in repeated.items():
-                drop = again[first : first + count] & keep if len(again) else np.zeros(count, bool)
+                drop = again[first : first + count] & keep
                 keep &= ~drop
                 _report_repeated(report, rule, drop, shard, vocabularies)
             first += count
@@ -206,9 +206,8 @@ def join_shards(
                 lengths = shard[f"{name}_lengths"]
                 # Not `tofile`: its errors have no errno, and it ignores that of its last flush.
                 ids_files[side].write(shard[f"{name}_ids"][np.repeat(keep, lengths)].astype(dtype))
-                ends = position[side] + lengths[keep].cumsum(dtype=np.int64)
-                ends_files[side].write(ends)
-                position[side] = int(ends[-1]) if len(ends) else position[side]
+                ends_files[side].write(position[side] + lengths[keep].cumsum(dtype=np.int64))
+                position[side] += int(lengths[keep].sum())
     return report
 
 
