@@ -3,12 +3,10 @@
 Ids: 0 is padding and the start symbol, 1 EOS, 2 unknown (never produced by models with byte fallback).
 """
 
-import contextlib
 import functools
 import hashlib
 import io
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from t2t_jax.data.bpe_dropout import BpeDropout
 from t2t_jax.data.plain_text import INVISIBLE, SPACES, collapse_spaces, compose, is_blank, plain_forms
-from t2t_jax.errors import InputError, full_disk_named, shown
+from t2t_jax.errors import InputError, shown
 from t2t_jax.files import lone_surrogate, without_line_ends
 
 PAD, EOS, UNKNOWN = 0, 1, 2
@@ -55,17 +53,17 @@ def train_vocabulary(
     fraction of the text whose characters are pieces; the remaining, rare ones are encoded as bytes. `replace` holds
     normalisation rules, from single characters to strings, for training and for encoding. Errors call the size `field`.
     """
-    with _rules_file(replace or {}) as rules:
-        options = {"normalization_rule_tsv": rules} if replace else {"normalization_rule_name": "identity"}
-        return _train(
-            sentences,
-            vocab_size,
-            field,
-            model_type=kind,
-            byte_fallback=byte_fallback,
-            character_coverage=character_coverage,
-            **options,
-        )
+    replace = dict(replace or {})
+    table = str.maketrans(replace)
+    model = _train(
+        (sentence.translate(table) for sentence in sentences),
+        vocab_size,
+        field,
+        model_type=kind,
+        byte_fallback=byte_fallback,
+        character_coverage=character_coverage,
+    )
+    return add_normalization(model, replace, field)
 
 
 def train_symbols(sentences: Iterable[str], vocab_size: int) -> bytes:
@@ -91,7 +89,6 @@ def train_symbols(sentences: Iterable[str], vocab_size: int) -> bytes:
         model_type="word",
         use_all_vocab=True,
         character_coverage=1.0,
-        normalization_rule_name="identity",
     )
 
 
@@ -111,6 +108,7 @@ def _train(sentences: Iterable[str], vocab_size: int, field: str, **options: Any
             model_writer=model,
             vocab_size=vocab_size,
             **options,
+            normalization_rule_name="identity",
             max_sentence_length=1 << 20,
             pad_id=PAD,
             eos_id=EOS,
@@ -148,20 +146,6 @@ def compiled_rules(replace: Mapping[str, str]) -> bytes:
     sentencepiece.set_min_log_level(2)
     compiled = sentencepiece.SentencePieceNormalizer(norm_map=list(replace.items())).serialized_model_proto()
     return sentencepiece_model_pb2.ModelProto.FromString(compiled).normalizer_spec.precompiled_charsmap
-
-
-@contextlib.contextmanager
-def _rules_file(replace: Mapping[str, str]) -> Iterator[str]:
-    """A temporary file with these rules in SentencePiece's format."""
-    with full_disk_named(tempfile.gettempdir()), tempfile.NamedTemporaryFile("w", suffix=".tsv") as rules:
-        rules.write("".join(f"{_codes(old)}\t{_codes(new)}\n" for old, new in replace.items()))
-        rules.flush()
-        yield rules.name
-
-
-def _codes(text: str) -> str:
-    """The code points of a text in the format of SentencePiece's normalisation rules."""
-    return " ".join(f"{ord(character):X}" for character in text)
 
 
 def _reason(error: Exception) -> str:
