@@ -95,7 +95,7 @@ def _checked_manifest(directory: Path) -> dict[str, Any]:
 class TokenStore:
     """A complete store; opening it verifies the checksum of every file.
 
-    `texts` are the names and weights of its training texts, if it is a mixture (mixture.py).
+    `texts` are the names and weights of its training texts, if there are several (mixture.py).
     """
 
     def __init__(self, directory: Path, texts: Sequence[tuple[str, float]] = ()):
