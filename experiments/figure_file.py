@@ -13,7 +13,7 @@ def figure_file(flag: str, path: str) -> Path:
     """The path given as `flag`; refuses one that no figure could be written to."""
     if Path(path).suffix not in _SUFFIXES:
         raise InputError(f"{flag}={path}: must end in {' or '.join(_SUFFIXES)}")
-    return check_output(flag, path)
+    return check_output(flag, path, in_place=True)
 
 
 def save(figure: Any, flag: str, path: Path, dots_per_inch: int) -> None:

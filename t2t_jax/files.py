@@ -233,18 +233,27 @@ def storage_errors(failed: str) -> Iterator[None]:
         raise InputError(f"workdir: {failed} ({reason})") from error
 
 
-def check_output(field: str, path: str | Path) -> Path:
-    """The path of a file to be written later; raises InputError now where writing would fail then."""
+def check_output(field: str, path: str | Path, in_place: bool = False) -> Path:
+    """The path of a file to be written later; raises InputError now where writing would fail then.
+
+    A file that is there is to be replaced by a new one, or to be written over, `in_place`.
+    """
     if is_url(path):
         raise InputError(f"{field}: {path} is a URL; give the path of a file")
     path = expanded(field, path)
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # a loop of links, a name that is too long
+        raise InputError(f"{field}: {shown(str(path))}: {error.strerror}") from None
     if path.is_dir():
         raise InputError(f"{field}={path}: is a folder; give the path of a file")
     if not path.parent.is_dir():
         raise InputError(f"{field}={path}: no folder {path.parent}; make it first")
     target = output_path(path)
     needed = [target] if target.exists() else []
-    if not _is_special(target):
+    if not (_is_special(target) or (in_place and needed)):
         needed.append(target.parent)  # where the new file is written, before it takes the name of the old one
     if refused := [str(place) for place in needed if not os.access(place, os.W_OK)]:
         raise InputError(f"{field}={path}: {refused[0]} can't be written to; give a path that can")

@@ -141,3 +141,10 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, lock):
 def test_a_path_in_the_home_folder_of_nobody_is_refused_by_field(path_of):
     with pytest.raises(InputError, match="^--output: '~nobody_at_all/x': no home directory is known for it; write ~/"):
         path_of("--output", "~nobody_at_all/x")
+
+
+def test_an_output_that_no_file_can_be_is_refused_by_field(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for name, number in (("loop", errno.ELOOP), ("x" * 300, errno.ENAMETOOLONG)):
+        with pytest.raises(InputError, match=f"^--output: .*: {os.strerror(number)}$"):
+            files.check_output("--output", tmp_path / name)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import table1_complexity as table1
+from experiments.figure_file import figure_file
 from experiments.table1_layers import LAYERS, Sizes, init_parameters, logarithm
 from t2t_jax.errors import InputError
 from t2t_jax.model.attention import window_mask
@@ -341,3 +343,12 @@ def test_bad_figures_are_refused_before_anything_is_measured(monkeypatch, tmp_pa
     for path, complaint in (("work.gif", ".png or .svg"), ("none/work.png", "no folder"), ("folder.png", "a folder")):
         assert table1.main([f"--figure={tmp_path / path}"]) == 2
         assert complaint in capsys.readouterr().err
+
+
+def test_a_figure_is_written_over_in_a_folder_that_takes_no_new_file(monkeypatch, tmp_path):
+    (tmp_path / "old.svg").touch()
+    writable = os.access  # not by chmod: root may write anywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path and writable(path, mode))
+    assert figure_file("--figure", f"{tmp_path}/old.svg") == tmp_path / "old.svg"
+    with pytest.raises(InputError, match=f"--figure={tmp_path}/new.svg: {tmp_path} can't be written to"):
+        figure_file("--figure", f"{tmp_path}/new.svg")
