@@ -1,6 +1,8 @@
 """The rows of Table 3: the paper's cells and ours, statistics over the seeds, rank correlation with the paper."""
 
+import collections
 import dataclasses
+import itertools
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -223,13 +225,12 @@ def _compared_with(base: str, record: Record) -> Record:
 
 def _fields_with_several_values(configs: Sequence[dict[str, Any]]) -> set[str]:
     """What tells rows without a base apart."""
-    first, *others = configs
-    return {field for other in others for field in changes(other, first)}
+    return {field for one, other in itertools.combinations(configs, 2) for field in changes(other, one)}
 
 
 def _trained_config(records: list[Record]) -> dict[str, Any]:
-    """{'SECTION.FIELD': value} of the runs of a row; empty without records."""
-    return trained_config(records[0]) if records else {}
+    """{'SECTION.FIELD': value} of the runs of a row, of which an older one may lack some; empty without records."""
+    return dict(collections.ChainMap(*map(trained_config, records)))
 
 
 def _read_config(file: Path) -> dict[str, Any]:

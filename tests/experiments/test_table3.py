@@ -529,6 +529,11 @@ def test_rows_that_were_trained_on_more_pairs_of_equally_named_files_say_so(tmp_
     assert [rows[row]["other"] for row in ("base", "large", "older")] == ["", "training_pairs=9000", ""]
     rows, _ = table(capsys, records(tmp_path / "same", record("base", training_pairs=300), made[0] | {"row": "same"}))
     assert "other" not in rows["same"]
+    seeds = [made[2], made[1] | {"row": "older", "seed": 1}]
+    for others in (seeds, [*seeds, made[0]]):  # also where the first seed has no number, without and with the base
+        small = made[0] | {"row": "small"}
+        rows, _ = table(capsys, records(tmp_path / f"{len(others)}_older", record("a_first"), small, *others))
+        assert rows["older"]["other"] == "training_pairs=9000"
 
 
 def test_rows_of_no_config_of_the_folder_are_a_table_of_their_own(tmp_path, capsys):
