@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+import threading
 import types
 
 import jax
@@ -263,6 +264,24 @@ def test_a_compiler_that_runs_out_of_memory_is_asked_for_more_microbatches():
         engine._fit(lower(0), [batch], mesh, Machine(0, 0.0, "jit"))
     with pytest.raises(ZeroDivisionError):
         engine._fit(lambda *_: types.SimpleNamespace(compile=lambda **_: 1 / 0), [batch], mesh, Machine(0, 0.0, "jit"))
+
+
+def test_a_shape_is_traced_while_others_compile_where_memory_has_no_limit():
+    mesh, traced = sharding.make_mesh(jax.devices()[:1]), threading.Event()
+    first, second = (empty_batch(Bucket(4, length, rows=5)) for length in (8, 4))
+
+    class Waiting(Compiled):
+        def compile(self, compiler_options=None):
+            assert traced.wait(20), "the second shape was not traced before the first one was compiled"
+            return self
+
+    def lower(batch, microbatches):
+        if batch is second:
+            traced.set()
+        return Waiting(5)
+
+    microbatches, programs = engine._fit(lower, [first, second], mesh, Machine(0, 0.0, "jit"))
+    assert (microbatches, len(programs)) == (1, 2)
 
 
 def test_more_microbatches_than_rows_are_refused_before_anything_is_compiled():

@@ -101,17 +101,18 @@ class _Program(NamedTuple):
 def _fit(lower: Callable, batches: Sequence[Batch], mesh: Mesh, machine: Machine) -> tuple[int, dict[Shape, _Program]]:
     """The fewest microbatches, of 1, 2, 4, …, with which every batch fits the memory, and the compiled steps.
 
-    The first of `batches` should need the most memory: the others are compiled only if it fits. For the next number of
-    microbatches, the batches are sorted by the memory that they needed.
+    The first of `batches` should need the most memory: where that has a limit, the others are compiled only if it fits.
+    For the next number of microbatches, the batches are sorted by the memory that they needed.
     """
     limit = machine.memory_gib * _GIB or _memory_of(mesh)
+    first = 1 if math.isfinite(limit) else len(batches)
     fits = lambda programs: all(math.isfinite(x.bytes) and x.bytes <= limit for x in programs.values())
     rows = _most_rows([len(batch["inputs"]) for batch in batches], mesh)
     choices = [machine.microbatches] if machine.microbatches else [2**n for n in range((rows - 1).bit_length() + 1)]
     for microbatches in choices:
-        programs = _compile(lower, batches[:1], microbatches, mesh)
+        programs = _compile(lower, batches[:first], microbatches, mesh)
         if fits(programs):
-            programs |= _compile(lower, batches[1:], microbatches, mesh)
+            programs |= _compile(lower, batches[first:], microbatches, mesh)
         if fits(programs):
             return microbatches, programs
         need_of = lambda batch, programs=programs: programs.get(_shape(batch), _Program(None, 0)).bytes
@@ -129,8 +130,7 @@ def _most_rows(rows: Sequence[int], mesh: Mesh) -> int:
 
 
 def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int, mesh: Mesh) -> dict[Shape, _Program]:
-    """The step compiled for each batch, several at a time."""
-    lowered = {_shape(batch): lower(batch, microbatches) for batch in batches}
+    """The step compiled for each batch, several at a time, while the next ones are traced."""
 
     def compile_step(step):
         try:
@@ -141,8 +141,9 @@ def _compile(lower: Callable, batches: Sequence[Batch], microbatches: int, mesh:
             return _Program(None, math.inf)
         return _Program(compiled, bytes_of(compiled))  # asked once: for a large program XLA takes a quarter of a second
 
+    lowered = (lower(batch, microbatches) for batch in batches)
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
-        return dict(zip(lowered, pool.map(compile_step, lowered.values()), strict=True))
+        return dict(zip(map(_shape, batches), pool.map(compile_step, lowered), strict=True))
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str | bool]:
