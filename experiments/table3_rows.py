@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import itertools
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -225,7 +224,8 @@ def _compared_with(base: str, record: Record) -> Record:
 
 def _fields_with_several_values(configs: Sequence[dict[str, Any]]) -> set[str]:
     """What tells rows without a base apart."""
-    return {field for one, other in itertools.combinations(configs, 2) for field in changes(other, one)}
+    first_values = dict(collections.ChainMap(*configs))
+    return {field for config in configs for field in changes(config, first_values)}
 
 
 def _trained_config(records: list[Record]) -> dict[str, Any]:

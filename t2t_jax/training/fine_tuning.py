@@ -107,16 +107,14 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
         for field, side in sides.items():
             normalizing = add_normalization(side.model, replace, f"the vocabulary of --init_from={path}")
             _check_same(f"data.{field}", config.data[field], normalizing, side.pieces(), replace, path)
-            if field == "source_vocabulary" and vocabularies.is_joint:
-                config.data[field] = ""
-                continue
             copied = directory / f"{hashlib.sha256(normalizing).hexdigest()[:16]}.model"
             config.data[field] = str(copied)
             if not copied.is_file():
                 directory.mkdir(parents=True, exist_ok=True)
                 write_bytes(copied, normalizing)
-    config.data.vocab_size = len(vocabularies.target)
-    config.data.source_vocab_size = 0 if vocabularies.is_joint else len(vocabularies.source)
+    config.data.vocab_size, config.data.source_vocab_size = len(vocabularies.target), len(vocabularies.source)
+    if vocabularies.is_joint:
+        config.data.source_vocabulary, config.data.source_vocab_size = "", 0
     return config
 
 
