@@ -21,7 +21,7 @@ from typing import Any
 
 from experiments import paper
 from experiments.figure_file import figure_file
-from experiments.records import Record, read_records, sweep_records
+from experiments.records import Record, min_length, read_records, sweep_records
 from experiments.sweep.plan import CONFIGS
 from experiments.table3_figure import draw
 from experiments.table3_rows import (
@@ -165,14 +165,17 @@ def _comparison(table: Table) -> list[str]:
 
 
 def _kinds_of_bleu(table: Table) -> list[str]:
-    """Which rows can be compared, where the BLEU of some is of another kind."""
-    kinds: dict[str, list[str]] = {}
-    for row in table.trained if table.is_translation else []:
-        kinds.setdefault(kind_of_bleu(row.records[0]), []).append(row.name)
-    if len(kinds) < 2:
-        return []
-    listed = "; ".join(f"{kind}: {', '.join(rows)}" for kind, rows in kinds.items())
-    return [f"BLEU of different kinds is not comparable: {listed}."]
+    """Which rows can be compared, where the BLEU of some is of another kind or their search had another minimum."""
+    kinds = {"kinds": kind_of_bleu, "min_length": lambda record: min_length(record["dev"])}
+    notes = []
+    for name, kind in kinds.items():
+        found: dict[Any, list[str]] = {}
+        for row in table.trained if table.is_translation else []:
+            found.setdefault(kind(row.records[0]), []).append(row.name)
+        if len(found) > 1:
+            listed = "; ".join(f"{value}: {', '.join(rows)}" for value, rows in found.items())
+            notes.append(f"BLEU of different {name} is not comparable: {listed}.")
+    return notes
 
 
 def _missing_base(table: Table) -> list[str]:

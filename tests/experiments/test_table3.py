@@ -337,6 +337,14 @@ def test_rows_whose_bleu_is_of_different_kinds_are_named(tmp_path, capsys):
     assert "kinds" not in table(capsys, records(tmp_path / "same", of_kind("base", "lc"), of_kind("one", "lc")))[1]
 
 
+def test_rows_whose_translations_had_different_minimum_lengths_are_named(tmp_path, capsys):
+    rows = records(tmp_path, record("base"), record("one", dev__min_length=2), record("two", dev__min_length=0))
+    note = "BLEU of different min_length is not comparable: 0: base, two; 2: one.\n"  # records that lack it: 0
+    assert note in table(capsys, rows)[1]
+    of_one = records(tmp_path / "same", record("base", dev__min_length=2), record("one", dev__min_length=2))
+    assert "min_length" not in table(capsys, of_one)[1]
+
+
 def test_rows_that_were_trained_from_the_weights_of_a_run_are_named(tmp_path, capsys):
     tuned = [record("tuned", seed=seed, init_from=f"runs/{seed}, checkpoint 6") for seed in range(2)]
     notes = table(capsys, records(tmp_path, record("base"), *tuned))[1]
