@@ -1,4 +1,4 @@
-"""Everything to be known about one accelerator, by one command in under nine minutes: speed, then equalities.
+"""Measures one accelerator in under nine minutes: speed, then tests of correctness.
 
     python -m benchmarks.accelerator --output DIR [--only PART …] [--tiny] [-- FLAG …]
 
