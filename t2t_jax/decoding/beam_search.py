@@ -193,7 +193,7 @@ def _extend_group(
         may_end = lengths + 1 >= options.min_length
         candidates = _top_candidates(alive.log_probs - search.penalties, next_tokens, penalty, may_end)
     parents, tokens, token_log_probs, penalised = candidates
-    extended = append_tokens(gather_hypotheses(alive, parents), lengths, tokens, token_log_probs, options.alpha)
+    extended = append_tokens(gather_hypotheses(alive, parents), lengths, tokens, token_log_probs)
     is_eos = tokens == EOS
     # A sample that reaches the limit is a result; in beam search it is one only where nothing has finished.
     ends = is_eos | (lengths + 1 >= search.max_lengths)[:, None] if options.sampling else is_eos

@@ -36,7 +36,7 @@ def join(parts: list[list[Hypothesis]], alpha: float) -> list[Hypothesis]:
     if len(parts) < 2:
         return parts[0] if parts else [empty()]
     joined = [_concatenate(ranked, alpha) for ranked in zip(*parts, strict=False)]  # as many as every part has
-    return sorted(joined, key=lambda hypothesis: -hypothesis.score)
+    return sorted(joined, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score))
 
 
 def _concatenate(parts: Sequence[Hypothesis], alpha: float) -> Hypothesis:

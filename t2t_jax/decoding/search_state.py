@@ -31,11 +31,12 @@ class Search(NamedTuple):
     """The state of a search of B sentences, which need not have started at the same step.
 
     `alive` holds the hypotheses that the search extends; those of one sentence all have `lengths` tokens, and
-    `penalties` is the accumulated diversity penalty of each. `best` holds the best finished hypotheses so far, and here
-    their scores include the penalties. `last_tokens` is the next input of the decoder (0 at the start). `prefixes` is
-    what each sentence must begin with, padded with 0. `seeds` seeds the samples of each sentence. `features` is what
-    the constraint knows of it. `num_finished` counts, for each of the G groups (G > 1 in diverse beam search only), the
-    hypotheses that finished within the beam. `running` is True for sentences whose search has not ended.
+    `penalties` is the accumulated diversity penalty of each; their scores are not computed. `best` holds the best
+    finished hypotheses so far, and here their scores include the penalties. `last_tokens` is the next input of the
+    decoder (0 at the start). `prefixes` is what each sentence must begin with, padded with 0. `seeds` seeds the samples
+    of each sentence. `features` is what the constraint knows of it. `num_finished` counts, for each of the G groups
+    (G > 1 in diverse beam search only), the hypotheses that finished within the beam. `running` is True for sentences
+    whose search has not ended.
     """
 
     alive: Hypotheses
@@ -110,18 +111,14 @@ def append_tokens(
     lengths: Int[Array, " B"],
     tokens: Int[Array, "B N"],
     token_log_probs: Float[Array, "B N"],
-    alpha: float | Float[Array, ""],
 ) -> Hypotheses:
-    """The hypotheses, of `lengths` tokens, with one token more."""
+    """The hypotheses, of `lengths` tokens, with one token more; their scores stay."""
     is_next = (jnp.arange(hypotheses.tokens.shape[2])[None] == lengths[:, None])[:, None]  # [B, 1, T]
-    log_probs = hypotheses.log_probs + token_log_probs
-    lengths = jnp.broadcast_to(lengths[:, None] + 1, tokens.shape)
     return hypotheses._replace(
         tokens=jnp.where(is_next, tokens[..., None], hypotheses.tokens),
         token_log_probs=jnp.where(is_next, token_log_probs[..., None], hypotheses.token_log_probs),
-        lengths=lengths,
-        log_probs=log_probs,
-        scores=log_probs / length_penalty(lengths, alpha),
+        lengths=jnp.broadcast_to(lengths[:, None] + 1, tokens.shape),
+        log_probs=hypotheses.log_probs + token_log_probs,
     )
 
 

@@ -59,7 +59,8 @@ def translate_request(
     if not 1 <= len(sentences) <= limits.sentences:
         hint = "; send several requests" if sentences else ""
         raise InputError(f"source must be 1 to {limits.sentences} sentences; got {len(sentences)}{hint}")
-    options = {**defaults, **_checked_options(given, defaults, limits)}
+    _check_types(given, defaults, limits)
+    options = {**defaults, **given}
     check_options(**options)
     if options["constrained"]:
         check_grammar(translator.task)
@@ -108,8 +109,8 @@ def _shown_text(value: Any) -> str:
     return "nothing" if value is None else _shown(value)
 
 
-def _checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-    """The options of a request, by their JSON types and the server's limits; `check_options` knows the others."""
+def _check_types(given: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits) -> None:
+    """Refuses options of another JSON type, or beyond the server's limits; `check_options` knows the others."""
     ranges = {
         "beam_size": Range(1, max(limits.beam_size, defaults["beam_size"])),
         "max_extra_length": Range(0, max(limits.max_extra_length, defaults["max_extra_length"])),
@@ -121,7 +122,6 @@ def _checked_options(given: Mapping[str, Any], defaults: Mapping[str, Any], limi
             raise InputError(f"{name} must be {wanted}; got {_shown(value)}")
         if name in ranges:
             ranges[name].check(name, value)
-    return {name: type(OPTIONS[name])(value) for name, value in given.items()}
 
 
 def _check_texts(field: str, texts: list[Any]) -> None:

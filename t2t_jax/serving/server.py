@@ -61,10 +61,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         options = {"type": socket.SOCK_STREAM, "proto": socket.IPPROTO_TCP, "flags": socket.AI_PASSIVE}
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, **options)[0]
+        # With the protocol's number: without it asyncio leaves Nagle's algorithm on, and each answer takes 40 ms more.
+        listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError):
         raise InputError(f"host: {host!r} is no address of this machine; 127.0.0.1 is for this machine alone") from None
-    # With the protocol's number: without it asyncio leaves Nagle's algorithm on, and each answer takes 40 ms more.
-    listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(where)

@@ -139,6 +139,15 @@ def test_texts_are_joined_with_spaces_where_the_language_has_them(texts, joined)
     assert join(found, 0.6)[0].text == joined
 
 
+def test_a_joined_hypothesis_with_a_part_that_was_cut_off_comes_after_those_without_one():
+    ended, cut_off = (
+        Hypothesis(text, [], -n, -n, 1, [], finished=text == "Ja.") for text, n in (("Ja.", 2.0), ("Ja ja", 1.2))
+    )
+    joined = join([[ended, cut_off]] * 2, 0.6)
+    assert [(h.text, h.finished) for h in joined] == [("Ja. Ja.", True), ("Ja ja Ja ja", False)]
+    assert joined[0].score < joined[1].score
+
+
 def test_each_sentence_begins_with_the_language_code_of_its_line(translator, monkeypatch):
     seen = []
     monkeypatch.setattr("t2t_jax.decoding.translator.search_all", lambda _, requests, *__: seen.extend(requests) or ())
@@ -170,13 +179,13 @@ def test_a_long_line_is_translated_in_parts_and_changes_no_other_line(short_limi
     close(short_limits.translate(["two two"], **options)[0], before)
     close(short_limits.translate(["four"], **options)[0], after)
     parts = short_limits.translate(PARTS, **options)
-    close([dataclasses.replace(join([p[:1] for p in parts], 0.6)[0])], long[:1])
+    close(join([p[:1] for p in parts], 0.6), long[:1])
     assert long[0].text == " ".join(part[0].text for part in parts if part[0].text)
     for hypothesis in long:
         assert hypothesis.num_tokens == len(hypothesis.tokens) == len(hypothesis.token_log_probs)
         assert hypothesis.log_prob == pytest.approx(sum(hypothesis.token_log_probs), rel=1e-5)
         assert hypothesis.score == pytest.approx(hypothesis.log_prob / ((5 + hypothesis.num_tokens) / 6) ** 0.6)
-    assert long == sorted(long, key=lambda h: -h.score)
+    assert long == sorted(long, key=lambda h: (not h.finished, -h.score))
 
 
 def test_a_line_beyond_the_learned_positions_is_translated_in_parts_which_have_no_attention_together(translator):

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -17,6 +19,7 @@ import pytest
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 pytest.importorskip("uvicorn", reason="needs the extra `serve`")
 import main
+from t2t_jax.errors import InputError
 from t2t_jax.files import read_object, write_object
 from t2t_jax.serving.server import listen
 from tests.interop import models
@@ -147,6 +150,15 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(run, tmp_path, capsys
         assert main.main(given) == 2
     output, errors = capsys.readouterr()
     assert output == "" and errors.count("\n") == 1 and message.format(**values) in errors
+
+
+def test_an_address_of_a_family_that_the_machine_lacks_is_none_of_its_own(monkeypatch):
+    def lacking(*_):  # what Linux answers where IPv6 is off, although it reads the address
+        raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+
+    monkeypatch.setattr(socket, "socket", lacking)
+    with pytest.raises(InputError, match="host: '::1' is no address of this machine"):
+        listen("::1", 0)
 
 
 def test_answers_are_not_held_back_by_nagle_s_algorithm():

@@ -99,6 +99,10 @@ def test_a_hundred_parallel_requests_are_all_answered_as_if_alone(client, transl
         ({"source": "one", "alpha": "0.6"}, "alpha must be a number; got '0.6'"),
         ({"source": "one", "alpha": 10.5}, "alpha must be at least 0 and at most 10; got 10.5"),
         (b'{"source": "one", "alpha": NaN}', "alpha must be finite"),
+        (
+            b'{"source": "one", "alpha": 1' + b"0" * 400 + b"}",
+            "alpha must be at least 0 and at most 10; got an integer of",
+        ),
         ({"source": "one", "max_extra_length": 513}, "max_extra_length must be at least 0 and at most 512"),
         ({"source": ["one"] * 32, "beam_size": 32, "max_extra_length": 512}, "lower beam_size or max_extra_length"),
         ({"source": "one. " * 40, "beam_size": 4, "max_extra_length": 512, "split_sentences": True}, "at most 65,536"),
