@@ -229,9 +229,11 @@ class CheckpointWriter(Checkpoints):
         """Writes a step and returns when it is complete. It becomes the newest: later steps are deleted."""
         arrays = {item: ocp.args.PyTreeSave(tree) for item, tree in _items(params, optimizer).items()}
         unfinished = self.directory / f"{step}{_UNFINISHED}"
-        failed = f"checkpoint {step} could not be saved; those before it are intact, the same command resumes"
+        failed = f"checkpoint {step} could not be saved"
+        if optimizer is not None:  # of a run in training
+            failed += "; those before it are intact, the same command resumes"
         num_bytes = sum(x.nbytes for x in jax.tree.leaves((params, optimizer)))
-        with storage_errors(failed), self._alone(num_bytes):
+        with storage_errors(failed, self.directory.resolve()), self._alone(num_bytes):
             with _quiet():
                 args = ocp.args.Composite(**arrays, metadata=ocp.args.JsonSave(metadata))
                 self._orbax.save(unfinished, args=args)

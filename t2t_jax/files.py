@@ -222,15 +222,16 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def storage_errors(failed: str) -> Iterator[None]:
-    """Turns the errors of a full, read-only or failing disk into an InputError: what `failed`, and why."""
+def storage_errors(failed: str, folder: Path) -> Iterator[None]:
+    """Turns the errors of a full, read-only or failing disk into an InputError: what `failed`, why, on which disk."""
     try:
         yield
     except Exception as error:  # tensorstore's are of several types
         reason = storage_reason(error)
         if reason is None:
             raise
-        raise InputError(f"workdir: {failed} ({reason})") from error
+        disk = next(path for path in (folder, *folder.parents) if path.is_mount())
+        raise InputError(f"workdir: {failed} ({reason}, on the disk of {disk})") from error
 
 
 def check_output(field: str, path: str | Path, in_place: bool = False) -> Path:

@@ -117,8 +117,8 @@ class RemoteFolder:
         """Uploads what has changed in the copy since the last call or download, and deletes what has gone from it.
 
         Only the caller may write units below `exclusive`: those that others have completed there are an InputError;
-        what interrupted uploads have left there is deleted. What fails is tried again, unless it is not permitted; at
-        last it is an InterruptedProcess.
+        what interrupted uploads have left there is deleted. What fails is tried again, unless it is not permitted or
+        not found; at last it is an InterruptedProcess.
         """
         for wait in (*_WAITS, None):
             try:

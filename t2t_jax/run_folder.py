@@ -129,10 +129,9 @@ class RunFolder:
     def _check_start(self, config: dict[str, Any]) -> None:
         if self._config.is_file():
             self._check_same(config)
-        elif self.has_been_trained():
-            raise DamagedError(
-                f"{self._config} is missing, but the run has been trained; {_HOW_TO_GO_ON.format(self.path)}"
-            )
+        # What a run writes after its config.
+        elif any(path.exists() for path in (self._last_saved, self.checkpoints, self.result, self._metrics)):
+            raise DamagedError(f"{self._config} is missing, but the run has begun; {_HOW_TO_GO_ON.format(self.path)}")
 
     def begin(self, config: dict[str, Any], vocabularies: Mapping[str, bytes], step: int, logged_step: int = 0) -> None:
         """Writes what reading the run needs, and opens the logs, once nothing prevents training from `step` on.
@@ -166,10 +165,6 @@ class RunFolder:
         write_object(self._config, config)
         for name, content in vocabularies.items():
             write_bytes(self.path / name, content)
-
-    def has_been_trained(self) -> bool:
-        """Whether the folder holds anything that only a run with a completed checkpoint leaves."""
-        return any(path.exists() for path in (self._last_saved, self.checkpoints, self.result, self._metrics))
 
     def note_saved(self, step: int) -> None:
         """To be called when a checkpoint is complete: from then on a run without a checkpoint is damaged, not new."""

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = {
     "t2t_jax.errors": -4,
     "t2t_jax.validation": -3,
+    "t2t_jax.argument_parser": 0,
     "t2t_jax.command_line": 0,
     "t2t_jax.signals": -3,
     "t2t_jax.slurm": 0,
@@ -41,9 +42,9 @@ LEVELS = {
     "experiments": 6,
 }
 NO_JAX = (
-    "t2t_jax.command_line", "t2t_jax.errors", "t2t_jax.event_file", "t2t_jax.files", "t2t_jax.huge_pages",
-    "t2t_jax.object_store", "t2t_jax.peers", "t2t_jax.progress_bar", "t2t_jax.provenance", "t2t_jax.remote_run",
-    "t2t_jax.run_folder", "t2t_jax.signals", "t2t_jax.slurm", "t2t_jax.temporary_folders",
+    "t2t_jax.argument_parser", "t2t_jax.command_line", "t2t_jax.errors", "t2t_jax.event_file", "t2t_jax.files",
+    "t2t_jax.huge_pages", "t2t_jax.object_store", "t2t_jax.peers", "t2t_jax.progress_bar", "t2t_jax.provenance",
+    "t2t_jax.remote_run", "t2t_jax.run_folder", "t2t_jax.signals", "t2t_jax.slurm", "t2t_jax.temporary_folders",
     "t2t_jax.threads", "t2t_jax.validation", "t2t_jax.data",
 )  # fmt: skip
 JAX = {"jax", "flax", "optax", "orbax", "jaxtyping", "chex"}

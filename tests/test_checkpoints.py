@@ -234,8 +234,13 @@ def test_a_full_disk_is_one_line_and_the_steps_before_are_intact(checkpoints):
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, usual[1]))
     try:
-        with pytest.raises(InputError, match=r"checkpoint 50 could not be saved; .* intact.*File too large"):
-            checkpoints.save(50, {"x": jnp.zeros(10_000) + jnp.arange(10_000)}, None, {})
+        large = {"x": jnp.zeros(10_000) + jnp.arange(10_000)}
+        with pytest.raises(
+            InputError, match=r"checkpoint 50 could not be saved; .* intact.*File too large, on the disk"
+        ):
+            checkpoints.save(50, large, {"m": jnp.zeros(3)}, {})
+        with pytest.raises(InputError, match=r"checkpoint 0 could not be saved \(File too large, on the disk of /"):
+            checkpoints.save(0, large, None, {})  # of no run in training: an import, an average
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert checkpoints.newest_good(5) == [20, 30, 40]

@@ -90,11 +90,14 @@ def test_a_resumed_run_whose_text_is_normalised_does_not_prepare_its_data_again(
     assert restore(tmp_path / "run").vocabularies.target.lowercases
 
 
-def test_a_run_that_has_started_from_other_weights_is_not_resumed(pretrained, tmp_path):
+def test_a_run_that_has_started_from_other_weights_is_not_resumed(pretrained, tmp_path, monkeypatch):
     config = tiny_config(tmp_path, model__norm="pre", train__train_steps=2)
     train(config, str(tmp_path / "run"))
     with pytest.raises(InputError, match="has started from random weights and would be resumed; leave out --init_from"):
         train(config, str(tmp_path / "run"), init_from=str(pretrained))
+    monkeypatch.chdir(pretrained)
+    with pytest.raises(InputError, match=r"--init_from=\.: .* has started from random weights and would be resumed"):
+        train(config, str(tmp_path / "run"), init_from=".")
     train(config_of(tmp_path, train__train_steps=2), str(tmp_path / "tuned"), init_from=str(pretrained))
     with pytest.raises(InputError, match=f"from {pretrained}, averaged .* be resumed; give --init_from={pretrained},"):
         train(config_of(tmp_path, train__train_steps=4), str(tmp_path / "tuned"), init_from=str(tmp_path / "run"))
@@ -129,6 +132,17 @@ def test_another_vocabulary_is_refused(pretrained, tmp_path):
     assert not (tmp_path / "run").exists()
     same = config_of(tmp_path, data__vocabulary=str(pretrained / "vocab.model"), train__train_steps=2)
     assert train(same, str(tmp_path / "run"), init_from=str(pretrained))["steps"] == 2
+
+
+def test_a_damaged_copy_of_the_vocabulary_is_replaced(pretrained, tmp_path):
+    """Its name is that of its content, which others may have changed since."""
+    config, _ = fine_tuning.pretrained(config_of(tmp_path), str(pretrained))
+    copied = Path(config.data.vocabulary)
+    written = copied.read_bytes()
+    for damaged in (b"", models.vocabulary(340)):
+        copied.write_bytes(damaged)
+        fine_tuning.pretrained(config_of(tmp_path), str(pretrained))
+        assert copied.read_bytes() == written != damaged
 
 
 def test_a_source_vocabulary_of_its_own_is_refused_where_the_run_has_a_joint_one(pretrained, tmp_path):

@@ -194,7 +194,7 @@ def test_a_trained_run_never_starts_over_by_itself(tmp_path, begin):
         run.check_found(None)
     run.close()
     (tmp_path / "run/config.json").unlink()
-    with pytest.raises(DamagedError, match=r"config.json is missing, but the run has been trained"):
+    with pytest.raises(DamagedError, match=r"config.json is missing, but the run has begun"):
         RunFolder.start(tmp_path / "run", CONFIG)
 
 

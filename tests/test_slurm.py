@@ -13,7 +13,7 @@ from tests.test_resume import ROOT, assert_same_run, saved_steps, write_config
 
 pytestmark = pytest.mark.slurm
 
-# As in the README.
+# As in docs/training.md.
 JOB = """#!/bin/bash
 #SBATCH --requeue --open-mode=append --signal=USR2@120
 srun {python} main.py --config={directory}/config.py --workdir={run}{flags}

@@ -8,6 +8,7 @@ A mask is True where attention is allowed; every mask of whole sequences is made
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -119,6 +120,11 @@ def check_variant(name: str, num_heads: int, d_k: int, d_v: int) -> None:
             f"model.attention={name}: it or its gradient is NaN or infinite where a query may attend to no key, as in "
             "rows of padding; mask scores with MASKED_SCORE of t2t_jax/model/attention.py, not −∞, and divide by no 0"
         )
+
+
+def needed_by_fused(d_k: int) -> dict[str, Any]:
+    """The fields of a model of which `fused_attention` computes one value alone, and that value."""
+    return {"attention": "dot_product", "attention_dropout": 0, "d_v": d_k}
 
 
 def cudnn_supports(dtype: DTypeLike, head_dim: int) -> bool:

@@ -75,8 +75,8 @@ class TransformerConfig:
         if self.parameter_count > _MOST_PARAMETERS:
             sizes = ", ".join(f"model.{name}={getattr(self, name)}" for name in ("num_layers", "d_model", "d_ff"))
             raise InputError(
-                f"{sizes}: these and num_heads, d_k, d_v make {self.parameter_count:,} parameters, more than any "
-                f"machine holds; at most {_MOST_PARAMETERS:,} work"
+                f"{sizes}: these, num_heads, d_k, d_v and the vocabulary make {self.parameter_count:,} parameters, "
+                f"more than any machine holds; at most {_MOST_PARAMETERS:,} work"
             )
 
     @property

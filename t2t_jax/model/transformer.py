@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from t2t_jax.model import kv_cache
-from t2t_jax.model.attention import ancestor_mask, padding_mask, segment_mask
+from t2t_jax.model.attention import ancestor_mask, needed_by_fused, padding_mask, segment_mask
 from t2t_jax.model.blocks import DecoderLayer, EncoderLayer
 from t2t_jax.model.config import TransformerConfig
 from t2t_jax.model.kv_cache import KVCache, LayerCache, SourceCache
@@ -42,10 +42,8 @@ class Transformer(nn.Module):
 
     def setup(self):
         config = self.config
-        # cuDNN's kernel (attention.py) has no other score, no dropout on the weights and one length of heads.
-        assert not self.fused_attention or (
-            config.attention == "dot_product" and not config.attention_dropout and config.d_k == config.d_v
-        )
+        if self.fused_attention:
+            assert all(getattr(config, field) == value for field, value in needed_by_fused(config.d_k).items())
         embedding = lambda vocab_size: Embedding(vocab_size, config.d_model, self.dtype)
         if config.share_embeddings:
             self.embedding = embedding(config.vocab_size)

@@ -23,7 +23,7 @@ from t2t_jax.decoding.grammars import check_grammar, grammar_of
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.errors import InputError, shown
 from t2t_jax.evaluation.metrics import METRICS
-from t2t_jax.model.attention import check_variant
+from t2t_jax.model.attention import check_variant, needed_by_fused
 from t2t_jax.model.layers import check_positions
 from t2t_jax.model.transformer import TransformerConfig
 from t2t_jax.training.device_defaults import deterministic_operations
@@ -161,10 +161,14 @@ def check_memory(config: ConfigDict) -> None:
     needed, memory = _BYTES_PER_PARAMETER * count, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     # Several processes may share the state among their machines.
     if needed > memory and not jax.distributed.is_initialized():
+        sizes = {f"model.{name}": config.model[name] for name in ("num_layers", "d_model", "d_ff")}
+        for vocabulary in ("", "source_"):
+            if not config.data[f"{vocabulary}vocabulary"] and (size := config.data[f"{vocabulary}vocab_size"]):
+                sizes[f"data.{vocabulary}vocab_size"] = size
+        named = ", ".join(f"{field}={value}" for field, value in sizes.items())
         raise InputError(
-            f"model.num_layers={config.model.num_layers}, model.d_model={config.model.d_model}, model.d_ff="
-            f"{config.model.d_ff}: {count:,} parameters and Adam's moments need {needed / 2**30:,.0f} GiB, more than "
-            f"the {memory / 2**30:,.0f} GiB of this machine; make them smaller"
+            f"{named}: {count:,} parameters and Adam's moments need {needed / 2**30:,.0f} GiB, more than the "
+            f"{memory / 2**30:,.0f} GiB of this machine; make them smaller"
         )
 
 
@@ -207,7 +211,7 @@ def check_machine(config: ConfigDict) -> None:
                 f"machine.model_parallel={parallel} needs machine.fused_attention=False: the fused kernel computes all "
                 "heads on one device"
             )
-        for field, computed in (("attention", "dot_product"), ("attention_dropout", 0), ("d_v", config.model.d_k)):
+        for field, computed in needed_by_fused(config.model.d_k).items():
             if (value := config.model[field]) != computed:
                 raise InputError(
                     f"machine.fused_attention=True needs model.{field}={computed}, which is all that the fused kernel "

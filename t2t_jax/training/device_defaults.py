@@ -6,7 +6,7 @@ import re
 import jax
 from ml_collections import ConfigDict
 
-from t2t_jax.model.attention import cudnn_supports
+from t2t_jax.model.attention import cudnn_supports, needed_by_fused
 
 # Peak TFLOP/s of dense bfloat16 products, by the makers' data sheets. The key is the beginning of JAX's `device_kind`.
 _PEAK_TFLOPS = {
@@ -36,9 +36,7 @@ def fused_attention(config: ConfigDict, device: jax.Device) -> bool:
         _compute_capability(device) >= 8
         and not deterministic_operations()
         and config.machine.model_parallel == 1
-        and model.attention == "dot_product"
-        and not model.attention_dropout
-        and model.d_k == model.d_v
+        and all(model[field] == value for field, value in needed_by_fused(model.d_k).items())
         and cudnn_supports(config.train.dtype, model.d_k)
     )
 

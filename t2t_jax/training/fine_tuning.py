@@ -19,7 +19,7 @@ from t2t_jax.data.task import Vocabularies
 from t2t_jax.data.tokenizer import add_normalization
 from t2t_jax.decoding.trained_model import restore
 from t2t_jax.errors import InputError
-from t2t_jax.files import flat, is_url, write_bytes
+from t2t_jax.files import flat, is_url, sha256, write_bytes
 from t2t_jax.interop.workdir import is_marian, run_folders
 from t2t_jax.run_folder import RunFolder
 
@@ -40,7 +40,7 @@ class Pretrained(NamedTuple):
 
     def is_in(self, name: str) -> bool:
         """Whether `name` is that of a checkpoint of the same run, however its path was written."""
-        return _resolved(name.rpartition(", ")[0]) == _resolved(self.path)
+        return bool(name) and _resolved(name.rpartition(", ")[0]) == _resolved(self.path)
 
 
 def _resolved(path: str) -> str:
@@ -107,9 +107,10 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
         for field, side in sides.items():
             normalizing = add_normalization(side.model, replace, f"the vocabulary of --init_from={path}")
             _check_same(f"data.{field}", config.data[field], normalizing, side.pieces(), replace, path)
-            copied = directory / f"{hashlib.sha256(normalizing).hexdigest()[:16]}.model"
+            digest = hashlib.sha256(normalizing).hexdigest()
+            copied = directory / f"{digest[:16]}.model"
             config.data[field] = str(copied)
-            if not copied.is_file():
+            if not copied.is_file() or sha256(copied) != digest:
                 directory.mkdir(parents=True, exist_ok=True)
                 write_bytes(copied, normalizing)
     config.data.vocab_size, config.data.source_vocab_size = len(vocabularies.target), len(vocabularies.source)
