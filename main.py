@@ -182,7 +182,7 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
         flags.DEFINE_string: {
             "workdir": (
                 None,
-                "Run folder, its URL or, to read, a Marian folder; an ensemble to translate or score with: RUN1,RUN2.",
+                "Run folder or its URL; to read, also a Marian folder; to translate or score, RUN1,RUN2: an ensemble.",
             ),
             "init_from": (None, "Run or Marian folder whose weights training starts from, with a fresh optimiser."),
             "source": (None, "Source text file, one sentence a line."),
@@ -211,7 +211,7 @@ def define_flags(argv: list[str]) -> flags.FlagValues:
             "target_prefix": (None, "Text file whose lines are forced as the beginnings of the translations."),
         },
         flags.DEFINE_multi_string: {
-            "preset": (None, "Changes fields of --config, but none that a flag gives: gpu or miniature."),
+            "preset": (None, "gpu or miniature: changes fields of --config; flags take precedence."),
         },
         flags.DEFINE_integer: {
             "num_processes": (None, "Number of processes that train the run."),

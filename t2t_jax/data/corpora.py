@@ -65,7 +65,7 @@ def test_sets(given: str) -> dict[str, str]:
         if not text:
             raise InputError(f"data.test={given}: a name is empty; leave out the comma")
         if not name or name in {*SPLITS, *found}:
-            raise InputError(f"data.test={given}: two test sets would be called {name!r}; rename the file {text}")
+            raise InputError(f"data.test={given}: the name of {text} would be {name!r}, which is taken; rename it")
         found[name] = text
     return found
 
