@@ -338,10 +338,12 @@ def is_option(field: str) -> bool:
 def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `fields` with another value than in `expected`; an option that only one of them has counts as one.
 
-    Records of earlier versions lack later fields.
+    Records of earlier versions lack later fields. What `fields`, by their data.packing, do not use is no change.
     """
     fields = dict.fromkeys(filter(is_option, expected)) | dict(fields)
-    compared = {field: value for field, value in fields.items() if field in expected or is_option(field)}
+    packing = fields.get("data.packing", False)
+    used = {name: value for name, value in fields.items() if _ONLY_WITH_PACKING.get(name, packing) == packing}
+    compared = {field: value for field, value in used.items() if field in expected or is_option(field)}
     return {field: value for field, value in compared.items() if _as_json(value) != _as_json(expected.get(field))}
 
 

@@ -64,6 +64,15 @@ def test_a_record_has_every_field_that_affects_the_scores():
     assert changes({"model.later": 1} | same, same) == changes(same, {"model.later": 1} | same) == {}
 
 
+def test_shapes_of_packed_rows_and_of_buckets_are_changes_only_where_batches_have_them():
+    packed = fields_of(base_ende.get_config().to_dict())
+    other = {"data.num_buckets": 8, "data.bucketing": "partition", "data.packing_shapes": 1}
+    assert changes(packed | other, packed) == {"data.packing_shapes": 1}
+    bucketed = {"data.packing": False, "data.num_buckets": 8, "data.bucketing": "partition"}
+    assert changes(packed | other | bucketed, packed) == bucketed
+    assert changes(packed | other, packed | bucketed) == {"data.packing": True, "data.packing_shapes": 1}
+
+
 def test_records_are_read_as_they_were_written(tmp_path):
     records = [record("base"), record("base", seed=1), record("a_h1", steps=5)]
     paths = write_records(tmp_path / "records", records)

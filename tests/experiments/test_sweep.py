@@ -276,13 +276,15 @@ def test_a_trial_from_before_there_was_a_field_is_finished_only_with_what_was_do
     run = run_folder(tmp_path / "c_n2/seed_0", config)
     config.checkpoint.keep, config.machine.shard_state = 9, True  # without effect on the scores
     old = config.to_dict()
-    del old["train"]["r_drop"], old["data"]["segmentations"]
+    del old["train"]["r_drop"], old["data"]["segmentations"], old["data"]["bucketing"]  # packed: there are no buckets
     write_object(run / "config.json", old)
     moved = ("data.directory=/job2", "data.archives=/job2/text", "train.log_interval=7", "train.accumulate=2")
     shown = ("evaluate.interval_steps=0", "evaluate.decode_sentences=9", "evaluate.samples=0")
     assert outcome()[0] == outcome(*moved)[0] == outcome(*shown, "train.on_nonfinite=skip")[0] == FINISHED
     assert outcome("checkpoint.interval_steps=9", "checkpoint.interval_minutes=1")[0] == FINISHED  # of one checkpoint
+    assert outcome("data.num_buckets=24")[0] == FINISHED
     refused = {"train.r_drop=5": "r_drop is 5.0, but", "data.segmentations=9": "finished with 1",
+               "data.packing_shapes=3": "finished with 2",
                "evaluate.dtype=bfloat16": "evaluate.dtype is", "decode.alpha=1": "decode.alpha is"}  # fmt: skip
     for change, problem in refused.items():
         state, details = outcome(change)

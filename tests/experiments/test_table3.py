@@ -428,8 +428,8 @@ GOLDEN = {  # SHA-256 of standard output
     (False, "markdown"): "055cddf4da23171bf55a50feccde872e2ad875a2ebe4524c4563b3e4d0ac9e1e",
     (False, "latex"): "c745fc1b5f14d49fd6d4f4becf442f922938df260429835c6b3594f3dab2602d",
     (False, "csv"): "742e94e6c06825ca8f360a198f34447ad17733db722be53deba9c206f0f1f942",
-    (True, "markdown"): "f60910c5a9eb474f0cda92ce91a47faa5fa0bba3d8adefa4ea77bb706363d8e7",
-    (True, "latex"): "a08e17e77dd1fac1b2e4adb6944256bda0f2e3866abf559e8a082f0551a0f8b4",
+    (True, "markdown"): "8fbb12c9193d0f619152e491853eb44ffa10e1807851bdf59024ea50167bc079",
+    (True, "latex"): "38e7023a9e05cea439babd119aa5a135f4425b30d44595cd527424f211bb6966",
     (True, "csv"): "38794e6ff1c40bef7e58bd3d7748a6fff92800ca9eb461a03a297020fa129b60",
 }
 
