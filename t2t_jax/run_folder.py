@@ -354,7 +354,7 @@ def _as_json(value: Any) -> Any:
 
 def row_of(path: Path) -> str:
     """The row of a table that a run belongs to: the name of its folder, or of the parent folder of seed_N."""
-    path = path.resolve()
+    path = Path(os.path.abspath(path))  # not resolved: a trial may be a link to a folder of another name
     return path.parent.name if re.fullmatch(r"seed_\d+", path.name) else path.name
 
 

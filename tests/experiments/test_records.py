@@ -150,6 +150,17 @@ def test_trials_are_compared_with_the_row_that_is_named(tmp_path, capsys):
     assert main([*one_run, "--base=plain"]) == 2 and "is one run" in capsys.readouterr().err
 
 
+def test_a_trial_that_is_a_link_is_of_the_row_that_it_stands_in(tmp_path, monkeypatch):
+    (tmp_path / "sweep/base").mkdir(parents=True)
+    (tmp_path / "sweep/base/seed_0").symlink_to(run_folder(tmp_path / "scratch/x1", None, WORSE, REFERENCES))
+    run = run_folder(tmp_path / "sweep/a_h1/seed_0", None, REFERENCES, REFERENCES)
+    row, base = sweep_records(tmp_path / "sweep")
+    assert base["row"] == "base" and "against_base" not in base
+    assert row["row"] == "a_h1" and row["against_base"] == {"row": "base", **compared(REFERENCES, WORSE)}
+    monkeypatch.chdir(run)
+    assert record_of(".") == record_of(run)
+
+
 def test_trials_of_other_tasks_are_not_compared_by_bleu(tmp_path):
     for row in ("base", "a_h1"):
         run_folder(tmp_path / f"{row}/seed_0", None, WORSE, REFERENCES, dev__headline="f1", dev__f1=0.5)
