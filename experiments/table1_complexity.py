@@ -106,6 +106,13 @@ def _longest_chain(jaxpr: Jaxpr) -> int:
     return max(depth.values(), default=0)
 
 
+def largest_array(jaxpr: Jaxpr) -> int:
+    """Bytes of the largest array that is given or computed."""
+    variables = [*jaxpr.invars, *(variable for equation in jaxpr.eqns for variable in equation.outvars)]
+    own = [variable.aval.size * variable.aval.dtype.itemsize for variable in variables]
+    return max(own + [largest_array(inside) for equation in jaxpr.eqns for inside in sub_jaxprs(equation)])
+
+
 def sub_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
     """The jaxprs inside an equation: the body of a loop, a nested jit."""
     for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda v: isinstance(v, ClosedJaxpr | Jaxpr)):
@@ -312,8 +319,10 @@ def check_sizes(sizes: Sizes) -> Sizes:
     for symbol, value, minimum in zip(Sizes._fields, sizes, MIN_SIZES, strict=True):
         if value < minimum:
             raise InputError(f"{symbol}: got {value}; must be at least {minimum}")
-    largest_n = sizes.n * max(SCALES)
-    gib = 4 * max(largest_n**2, largest_n * sizes.r * sizes.d, sizes.k * sizes.d**2) / 2**30
+    longest = sizes._replace(n=sizes.n * max(SCALES))
+    gib = 4 * max(longest) / 2**30  # each is an axis of some array; no larger one is traced, as its indices overflow
+    if gib <= MAX_GIB:
+        gib = max(largest_array(jaxpr_of(layer, longest)) for layer in LAYERS) / 2**30
     if gib > MAX_GIB:
         raise InputError(
             f"n, d, k, r: {', '.join(map(str, sizes))} need an array of {gib:,.0f} GiB; the limit is {MAX_GIB} GiB"

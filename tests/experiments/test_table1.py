@@ -331,10 +331,21 @@ def test_sizes_that_are_too_small_are_refused(sizes, symbol):
         table1.check_sizes(Sizes(*sizes))
 
 
-@pytest.mark.parametrize("sizes", [(5000, 8, 3, 3), (512, 512, 3, 1024), (2, 32768, 3, 3)], ids=str)
-def test_sizes_that_do_not_fit_in_memory_are_refused(sizes):
-    with pytest.raises(InputError, match="GiB"):
+@pytest.mark.parametrize(
+    ("sizes", "gib"),
+    [((5000, 8, 3, 3), 6), ((2, 32768, 3, 3), 12), ((128, 16, 100_000, 32), 6), ((2, 1, 3, 200_000), 112),
+     ((2, 1, 3, 10**12), 3725)],
+    ids=str,
+)  # fmt: skip
+def test_sizes_that_do_not_fit_in_memory_are_refused(sizes, gib):
+    with pytest.raises(InputError, match=f"need an array of {gib:,} GiB"):
         table1.check_sizes(Sizes(*sizes))
+
+
+def test_sizes_are_refused_only_for_arrays_that_some_layer_has():
+    assert table1.check_sizes(Sizes(512, 512, 3, 1024))
+    outer = lambda x: jax.lax.fori_loop(0, 3, lambda _, x: jnp.outer(x, x).sum(1), x)  # in the body of a loop
+    assert table1.largest_array(jaxpr_of(outer, (7,))) == 4 * 7**2
 
 
 def test_bad_figures_are_refused_before_anything_is_measured(monkeypatch, tmp_path, capsys):
