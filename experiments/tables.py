@@ -14,7 +14,7 @@ _LATEX = {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$", "{": r"\{"
           "×": r"$\times$", "±": r"$\pm$", "→": r"$\to$", "−": "$-$", "ε": r"$\varepsilon$", "α": r"$\alpha$",
           "≤": r"$\leq$", "³": "$^3$", "⁶": "$^6$"}  # fmt: skip
 _SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹"
-_POWER = re.compile(f"·10([{_SUPERSCRIPT}]+)")
+_POWER_OR_CHARACTER = re.compile(f"·10([{_SUPERSCRIPT}]+)|.", re.DOTALL)  # ³ and ⁶ may be of either
 
 
 def render(header: Sequence[str], rows: Sequence[Sequence[str]], format: str, num_left: int = 1) -> str:
@@ -52,5 +52,10 @@ def power_of_ten(value: float | None, format: str) -> str:
 
 def in_latex(text: str) -> str:
     """Text with its special characters escaped for LaTeX."""
-    power = lambda match: rf"$\cdot 10^{{{''.join(str(_SUPERSCRIPT.index(digit)) for digit in match[1])}}}$"
-    return _POWER.sub(power, "".join(_LATEX.get(character, character) for character in text))
+
+    def escaped(match: re.Match[str]) -> str:
+        if digits := match[1]:
+            return rf"$\cdot 10^{{{''.join(str(_SUPERSCRIPT.index(digit)) for digit in digits)}}}$"
+        return _LATEX.get(match[0], match[0])
+
+    return _POWER_OR_CHARACTER.sub(escaped, text)

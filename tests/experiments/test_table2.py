@@ -7,7 +7,7 @@ from configs import base_ende, base_enfr, big_ende, big_enfr, quickstart
 from experiments import paper
 from experiments.records import write_records
 from experiments.table2_translation import OURS, main, paper_cost
-from experiments.tables import power_of_ten
+from experiments.tables import in_latex, power_of_ten
 from tests.experiments.runs import record, run_folder
 
 DAY = 86_400
@@ -128,6 +128,7 @@ def test_markdown_and_latex_show_the_same_numbers(tmp_path, capsys):
     assert main([run, "--format=latex"]) == 0
     out = capsys.readouterr().out
     assert r"GNMT + RL & 24.6 & 39.92 & 2.3$\cdot 10^{19}$ & 1.4$\cdot 10^{20}$ &  &  \\" in out
+    assert in_latex("9.5·10¹⁶, 10⁶") == r"9.5$\cdot 10^{16}$, 10$^6$" and in_latex("·10³\n_") == "$\\cdot 10^{3}$\n\\_"
     assert r"8 $\times$ NVIDIA" in out and "×" not in out and "_" not in out.replace(r"\_", "")
 
 
