@@ -48,6 +48,11 @@ class Part:
                 yield from itertools.repeat(pair, self.copies)
 
     @property
+    def is_wsj(self) -> bool:
+        """Whether these are sections of the WSJ: a file of one's own may have that name, too."""
+        return self.field == "data.archives"
+
+    @property
     def num_trees(self) -> int:
         """The number of trees without copies, once all have been read."""
         return sum(self.counts.values())
@@ -198,19 +203,19 @@ def _section_files(folder: Path) -> list[Path]:
 
 def _table(name: str, parts: Mapping[str, list[Part]]) -> str:
     """The number of trees of each part, the WSJ's beside the expected one; in training, the copies and the share."""
-    has_wsj = any(part.name == _WSJ for listed in parts.values() for part in listed)
+    has_wsj = any(part.is_wsj for listed in parts.values() for part in listed)
     rows = [(name, "expected" if has_wsj else "", "trees", "copies", "share", "")]
     num_pairs = sum(part.num_trees * part.copies for part in parts["train"])
     for split, listed in parts.items():
         for part in listed:
-            is_wsj, found = part.name == _WSJ, f"{part.num_trees:,}"
-            expected = f"{_EXPECTED[split]:,}" if is_wsj else ""
+            found = f"{part.num_trees:,}"
+            expected = f"{_EXPECTED[split]:,}" if part.is_wsj else ""
             mixture = "", ""
             if split == "train":
                 mixture = f"{part.copies:,}", f"{part.num_trees * part.copies / num_pairs:.1%}"
-            remark = " (not the expected number of trees)" if is_wsj and found != expected else ""
+            remark = " (not the expected number of trees)" if part.is_wsj and found != expected else ""
             rows.append((split, expected, found, *mixture, part.name + remark))
-            rows += _section_rows(part) if is_wsj else []
+            rows += _section_rows(part) if part.is_wsj else []
     return "\n".join(f"{r[0]:<16}{r[1]:>10}{r[2]:>14}{r[3]:>10}{r[4]:>9}  {r[5]}".rstrip() for r in rows)
 
 

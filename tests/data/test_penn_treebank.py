@@ -123,6 +123,22 @@ def test_gold_trees_and_copies_are_mixed_with_the_trees_of_files(wsj, tmp_path):
     ]
 
 
+def test_a_file_of_ones_own_may_be_called_wsj(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("wsj", "test.mrg"):
+        extra_file(tmp_path / name, "bridge")
+    prefixes = {"train": "wsj", "dev": "wsj", "test": "test.mrg,wsj"}
+    corpus = read_corpus("trees", "en", "trees", prefixes, tmp_path, "", TREEBANKS)
+    rows = [line.split() for line in read_all(corpus).table().splitlines()]
+    assert rows == [
+        ["trees", "trees", "copies", "share"],
+        ["train", "1", "1", "100.0%", "wsj"],
+        ["dev", "1", "wsj"],
+        ["test", "1", "test.mrg"],
+        ["wsj", "1", "wsj"],
+    ]
+
+
 def test_trees_are_streamed(wsj, tmp_path):
     damaged = tmp_path / "damaged.mrg"
     damaged.write_text("(NN a)\n" * 20_000 + "(NN\n")
