@@ -28,6 +28,7 @@ from t2t_jax.interop.vocabulary import Vocabulary, in_our_order, of_source, of_t
 from t2t_jax.model.transformer import TransformerConfig
 
 _TABLES = ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")
+_DICTIONARY = "vocab.json"  # of both sides, or of the source alone
 _ACTIVATIONS = {"relu": "relu", "swish": "swish", "silu": "swish", "gelu": "gelu"}
 
 
@@ -39,12 +40,13 @@ def from_marian(folder: str | Path, run: str | Path) -> None:
         languages = _languages(folder)
         max_length = theirs.integer("max_position_embeddings", 1, foreign.MOST_POSITIONS, default=1024)
         shape = _shape(theirs)
-        source, target = _vocabularies(folder)
+        target_file = "target_vocab.json" if _tokenizer_config(folder).flag("separate_vocabs") else _DICTIONARY
+        source, target = _vocabularies(folder, target_file)
         is_joint = source is target
         sizes = {"vocab_size": len(target.ids), "source_vocab_size": None if is_joint else len(source.ids)}
         config = TransformerConfig(**sizes, share_embeddings=is_joint, **shape)
         state = permute_channels(_state(folder, config), np.argsort(sines_first(config.d_model)))
-        embeddings = _embeddings(state, theirs, source.ids, target.ids)
+        embeddings = _embeddings(state, theirs, source.ids, target.ids, target_file)
         config, params = assemble(config, state, embeddings)
         files = {JOINT_FILE: target.model} if is_joint else {SOURCE_FILE: source.model, TARGET_FILE: target.model}
         write_run(new, config, params, files, origin="marian", max_length=max_length, languages=languages)
@@ -102,18 +104,18 @@ def _state(folder: Path, config: TransformerConfig) -> State:
     return foreign.read_state(f"folder: {path}", tensors, shapes, path.stat().st_size)
 
 
-def _vocabularies(folder: Path) -> tuple[Vocabulary, Vocabulary]:
+def _vocabularies(folder: Path, target_file: str) -> tuple[Vocabulary, Vocabulary]:
     """One joint vocabulary where both sides have the same files and no language codes; otherwise one of each side."""
     paths = [existing_file("folder", folder / f"{side}.spm") for side in ("source", "target")]
     source, target = (read_model(path, f"folder: {path}") for path in paths)
-    ids = _dictionary(folder / "vocab.json")
-    is_separate = _tokenizer_config(folder).flag("separate_vocabs")
-    if is_separate or source != target or any(map(LANGUAGE_CODE.fullmatch, ids)):
-        target_ids = _dictionary(folder / "target_vocab.json") if is_separate else ids
-        return of_source(source, ids, field="source.spm"), of_target(target, target_ids, field="target.spm")
+    ids = _dictionary(folder / _DICTIONARY)
+    if target_file != _DICTIONARY or source != target or any(map(LANGUAGE_CODE.fullmatch, ids)):
+        target_ids = _dictionary(folder / target_file)
+        writes = of_target(target, target_ids, field="target.spm", dictionary=target_file)
+        return of_source(source, ids, field="source.spm"), writes
     found = in_our_order(source, ids, field="source.spm")
     if -1 in found.ids:
-        raise InputError(f"vocab.json lacks {np.sum(found.ids < 0)} pieces of source.spm; it must hold all of them")
+        raise InputError(f"{_DICTIONARY} lacks {np.sum(found.ids < 0)} pieces of source.spm; it must hold all of them")
     return found, found
 
 
@@ -130,18 +132,20 @@ def _dictionary(path: Path) -> dict[str, int]:
     return ids
 
 
-def _embeddings(state: State, theirs: foreign.Fields, source_ids: np.ndarray, target_ids: np.ndarray) -> Params:
+def _embeddings(
+    state: State, theirs: foreign.Fields, source_ids: np.ndarray, target_ids: np.ndarray, target_file: str
+) -> Params:
     """Our embeddings and the softmax's bias, if it is not zero, in our order of ids and with our scaling.
 
     Padding whose logit is always 0 was never trained: Marian has none, its conversion to transformers adds the symbol,
     and generation forbids it (bad_words_ids). Here its probability is 0.
     """
-    highest = dict.fromkeys(_TABLES, target_ids.max()) | {"encoder.embed_tokens": source_ids.max()}
-    highest["shared"] = max(source_ids.max(), target_ids.max())
-    for name, last in highest.items():
+    ends = (source_ids.max(), _DICTIONARY), (target_ids.max(), target_file)
+    highest = dict.fromkeys(_TABLES, ends[1]) | {"encoder.embed_tokens": ends[0], "shared": max(ends)}
+    for name, (last, file) in highest.items():
         rows = len(state[f"{name}.weight"]) if f"{name}.weight" in state else np.inf
         if rows <= last:
-            raise InputError(f"folder: {name}.weight has {rows} rows, but vocab.json has ids up to {last}")
+            raise InputError(f"folder: {name}.weight has {rows} rows, but {file} has ids up to {last}")
     shared = state.pop("shared.weight", None)
     if not theirs.flag("share_encoder_decoder_embeddings", default=True):
         shared = None
@@ -163,7 +167,9 @@ def _embeddings(state: State, theirs: foreign.Fields, source_ids: np.ndarray, ta
     embeddings = from_tables(*tables, may_share=source_ids is target_ids)
     bias = state.pop("final_logits_bias", np.zeros((1, len(softmax)), np.float32))[0]
     if len(bias) <= target_ids.max():
-        raise InputError(f"folder: final_logits_bias has {len(bias)} entries, vocab.json ids up to {target_ids.max()}")
+        raise InputError(
+            f"folder: final_logits_bias has {len(bias)} entries, {target_file} ids up to {target_ids.max()}"
+        )
     bias = bias[target_ids]
     if not (softmax[start].any() or bias[PAD]):
         bias[PAD] = ZERO_PROBABILITY

@@ -88,15 +88,15 @@ def _of_other_characters(proto: sentencepiece_model_pb2.ModelProto, names: Itera
     return [_Piece(piece=name, score=score) for name in found]
 
 
-def of_target(model: bytes, ids: dict[str, int], *, field: str) -> Vocabulary:
-    """The vocabulary that writes: exactly the entries of the dictionary `ids`, of which the softmax is made.
+def of_target(model: bytes, ids: dict[str, int], *, field: str, dictionary: str) -> Vocabulary:
+    """The vocabulary that writes: exactly the entries of `ids`, read from `dictionary`, of which the softmax is made.
 
     Those that `model` lacks are written as they are, but no text is encoded with them. Pieces that the dictionary lacks
     are left out.
     """
     proto, pieces = _begun(model, ids, field)
     if proto.trainer_spec.model_type != _UNIGRAM and not {piece.piece for piece in proto.pieces} <= ids.keys():
-        raise InputError(f"vocab.json lacks pieces of {field}, which is no unigram model; it must hold all of them")
+        raise InputError(f"{dictionary} lacks pieces of {field}, which is no unigram model; it must hold all of them")
     pieces += [piece for piece in proto.pieces if piece.piece in ids and piece.piece not in _SPECIAL]
     extra = sorted(set(ids) - {piece.piece for piece in pieces}, key=ids.get)
     pieces += [_Piece(piece=name, score=0.0, type=_Piece.UNUSED) for name in extra]

@@ -206,6 +206,12 @@ def test_a_dictionary_that_lacks_pieces_of_a_bpe_model_is_refused(folder, tmp_pa
     (folder / "source.spm").write_bytes(models.vocabulary(335))
     with pytest.raises(InputError, match="vocab.json lacks pieces of target.spm, which is no unigram model"):
         from_marian(folder, tmp_path / "again")
+    separate = export(models.random_run_with_separate_vocabularies(tmp_path / "separate"), tmp_path / "theirs")
+    ids = json.loads((separate / "target_vocab.json").read_text())
+    del ids["▁eins"]
+    (separate / "target_vocab.json").write_text(json.dumps(ids))
+    with pytest.raises(InputError, match="^target_vocab.json lacks pieces of target.spm, which is no unigram model"):
+        from_marian(separate, tmp_path / "again")
 
 
 @pytest.mark.parametrize("changes", [{"activation": "swish", "logits_bias": True}, {"activation": "gelu"}], ids=str)

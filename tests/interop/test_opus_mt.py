@@ -241,3 +241,11 @@ def test_what_our_model_lacks_is_refused_by_name(tmp_path, file, change, message
     with pytest.raises(InputError, match=message):
         from_marian(folder, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("file", ["vocab.json", "target_vocab.json"])
+def test_of_two_dictionaries_the_one_with_too_high_ids_is_named(tmp_path, file):
+    folder = publish(tmp_path / "theirs", **PUBLISHED["separate embeddings"])
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | {"</s>": 10**6}))
+    with pytest.raises(InputError, match=rf"weight has \d+ rows, but {file} has ids up to 1000000"):
+        from_marian(folder, tmp_path / "run")
