@@ -53,6 +53,15 @@ def test_a_field_of_a_later_version_is_one_line(run, command, field):
     assert (code, output) == (2, "") and errors.startswith(f"error: {expected}")
 
 
+def test_a_cleaning_rule_of_a_later_version_is_one_line(run, command):
+    config = read_object(run / "config.json")
+    config["data"]["cleaning"]["drop_toxic"] = False
+    write_object(run / "config.json", config)
+    code, output, errors = command("--mode=evaluate", f"--workdir={run}")
+    expected = "error: the config has data.cleaning.drop_toxic, which this version does not know; a later one wrote it"
+    assert (code, output) == (2, "") and errors.splitlines()[-1].startswith(expected)
+
+
 def test_the_fields_of_decoding_are_those_of_the_configs():
     assert set(run_folder.DECODE_FIELDS) == set(base_ende.get_config().decode)
 

@@ -10,7 +10,8 @@ import functools
 import hashlib
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,16 @@ class Rules:
         Range(0, 10**9, hint="0: no limit").check("data.cleaning.max_words", self.max_words)
         if self.max_ratio != 0:
             Range(1, hint="0: no limit").check("data.cleaning.max_ratio", self.max_ratio)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "Rules":
+        """The rules in `config.data.cleaning`; one that is not known, and must not be ignored, is an InputError."""
+        if later := sorted(set(fields) - {field.name for field in dataclasses.fields(cls)}):
+            raise InputError(
+                f"the config has data.cleaning.{later[0]}, which this version does not know; a later one wrote it: "
+                "read the run with that version"
+            )
+        return cls(**fields)
 
     @property
     def normalizes(self) -> bool:

@@ -109,6 +109,6 @@ class StoreSettings:
         fields = {name: data[name] for name in names}
         for name in ("vocabulary", "source_vocabulary"):
             fields[name] = str(expanded(f"data.{name}", data[name])) if data[name] else ""
-        rules = cleaning.Rules(**dict(data["cleaning"]))
+        rules = cleaning.Rules.of(data["cleaning"])
         rules.check_languages(data["source_language"], data["target_language"])
         return cls(**fields | {"cleaning": rules})

@@ -101,7 +101,7 @@ def _fitted(config: ConfigDict, model: Mapping[str, Any], vocabularies: Vocabula
     config = copy.deepcopy(config)
     config.model.update({name: value for name, value in model.items() if name not in _KEPT})
     directory = local_directory(config.data.directory) / "vocabularies"
-    replace = cleaning.replacements(cleaning.Rules(**config.data.cleaning))
+    replace = cleaning.replacements(cleaning.Rules.of(config.data.cleaning))
     sides = {"vocabulary": vocabularies.target, "source_vocabulary": vocabularies.source}
     with sharding.main_first("vocabularies"):
         for field, side in sides.items():
