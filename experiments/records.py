@@ -173,7 +173,9 @@ def finished_result(run: RunFolder) -> dict[str, Any]:
     result = read_object(run.result) if run.result.is_file() else {}
     for field in RESULT_FIELDS:
         if field not in result:
-            raise InputError(f"run: no {field} in {run.result}; train it to its end, which writes it")
+            is_imported = "imported_from" in run.config
+            advice = "an imported model has no record" if is_imported else "train it to its end, which writes it"
+            raise InputError(f"run: no {field} in {run.result}; {advice}")
     return result
 
 

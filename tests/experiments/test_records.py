@@ -203,6 +203,9 @@ def test_unfinished_runs_and_incomplete_records_are_refused_with_the_missing_fie
     (unfinished / "result.json").write_text("{}")
     with pytest.raises(InputError, match=r"run: no seed in .*unfinished/result\.json; train it to its end"):
         record_of(unfinished)
+    write_object(unfinished / "config.json", base_ende.get_config().to_dict() | {"imported_from": "marian"})
+    with pytest.raises(InputError, match=r"run: no seed in .*unfinished/result\.json; an imported model has no rec"):
+        record_of(unfinished)
     with pytest.raises(InputError, match="records: no folder"):
         read_records(tmp_path / "absent")
     incomplete = record("base")
