@@ -136,7 +136,7 @@ def submission_error() -> type[Exception]:
 def _wait(job: Any) -> None:
     """Waits for a task; raises its error, or that it ended without a result."""
     absent = 0  # polls; a job that is being requeued may be absent from one
-    while not job.paths.result_pickle.exists():
+    while not _has_result(job):
         if absent > 1:
             raise InterruptedRun(
                 f"--launcher=slurm: job {job.job_id} ended without a result; see {job.paths.stderr}; the same command "
@@ -152,3 +152,10 @@ def _wait(job: Any) -> None:
         raise InterruptedRun(f"--launcher=slurm: job {job.job_id} failed: {reason}; see {job.paths.stderr}") from None
     if error is not None:
         raise error
+
+
+def _has_result(job: Any) -> bool:
+    """Whether the result of a task is there. NFS may deny it for a minute, unless the folder is changed before."""
+    with contextlib.suppress(OSError):
+        job.paths.folder.chmod(job.paths.folder.stat().st_mode)  # as submitit's Job.done
+    return job.paths.result_pickle.exists()

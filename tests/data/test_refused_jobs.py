@@ -1,4 +1,7 @@
-"""--launcher=slurm where Slurm refuses the jobs: found before long work, or without the loss of it. Needs no Slurm."""
+"""--launcher=slurm without Slurm: jobs refused before long work, or without the loss of it; results that NFS hides."""
+
+import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -7,7 +10,7 @@ from t2t_jax.data import preparation
 from t2t_jax.data.corpora import CORPORA
 from t2t_jax.data.preparation import open_store
 from t2t_jax.data.task import TASKS, Task
-from t2t_jax.errors import InputError
+from t2t_jax.errors import InputError, InterruptedRun
 from tests.runs import tiny_config
 
 pytest.importorskip("submitit")
@@ -65,3 +68,18 @@ def test_the_vocabulary_outlives_refused_jobs(tmp_path, monkeypatch):
         open_store(data, {"time": "60"})
     monkeypatch.setattr(preparation, "train_vocabulary", lambda *_, **__: pytest.fail("the vocabulary was trained"))
     assert open_store(data).report.kept == 300
+
+
+def test_a_result_that_nfs_hides_until_its_folder_is_changed_is_found(tmp_path, monkeypatch):
+    """A file server's answer that a file is absent is kept for a minute; Slurm forgets a finished job in seconds."""
+    changed, mode = [], tmp_path.stat().st_mode
+    monkeypatch.setattr(os, "chmod", lambda path, mode, **_: changed.append((path, mode)))
+    monkeypatch.setattr(slurm, "job_states", dict)
+    monkeypatch.setattr(slurm, "_POLL_SECONDS", 0)
+    paths = SimpleNamespace(folder=tmp_path, result_pickle=SimpleNamespace(exists=lambda: changed), stderr="log")
+    slurm._wait(SimpleNamespace(job_id="7_0", paths=paths, result=lambda: None))
+    assert changed == [(tmp_path, mode)]
+    paths.folder = tmp_path / "removed"
+    paths.result_pickle.exists = lambda: False
+    with pytest.raises(InterruptedRun, match="job 7_0 ended without a result; see log"):
+        slurm._wait(SimpleNamespace(job_id="7_0", paths=paths))
