@@ -233,7 +233,7 @@ class CheckpointWriter(Checkpoints):
         if optimizer is not None:  # of a run in training
             failed += "; those before it are intact, the same command resumes"
         num_bytes = sum(x.nbytes for x in jax.tree.leaves((params, optimizer)))
-        with storage_errors(failed, self.directory.resolve()), self._alone(num_bytes):
+        with storage_errors(failed, self.directory), self._alone(num_bytes):
             with _quiet():
                 args = ocp.args.Composite(**arrays, metadata=ocp.args.JsonSave(metadata))
                 self._orbax.save(unfinished, args=args)

@@ -230,7 +230,8 @@ def storage_errors(failed: str, folder: Path) -> Iterator[None]:
         reason = storage_reason(error)
         if reason is None:
             raise
-        disk = next(path for path in (folder, *folder.parents) if path.is_mount())
+        folder = Path(os.path.realpath(folder))
+        disk = next(path for path in (folder, *folder.parents) if os.path.ismount(path))  # is_mount raises in 3.11
         raise InputError(f"workdir: {failed} ({reason}, on the disk of {disk})") from error
 
 

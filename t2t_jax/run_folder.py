@@ -338,7 +338,7 @@ def is_option(field: str) -> bool:
 def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `fields` with another value than in `expected`; an option that only one of them has counts as one.
 
-    Records of earlier versions lack later fields. What `fields`, by their data.packing, do not use is no change.
+    Records of earlier versions lack later fields. What has no effect with the data.packing of `fields` is no change.
     """
     fields = dict.fromkeys(filter(is_option, expected)) | dict(fields)
     packing = fields.get("data.packing", False)

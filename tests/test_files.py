@@ -44,6 +44,17 @@ def test_any_bytes_are_read_as_lines_or_refused_with_the_line_number(data, longe
     )
 
 
+@pytest.mark.parametrize("folder", ["run/checkpoints", "/"])
+def test_the_error_of_a_disk_names_it_even_where_nothing_there_can_be_asked_for(folder, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "stat", fail)
+    refused = pytest.raises(InputError, match=r"^workdir: it failed \(Input/output error, on the disk of /.*\)$")
+    with refused, files.storage_errors("it failed", Path(folder)):
+        fail()
+
+
 def test_a_byte_order_mark_is_dropped_at_the_beginning_and_nowhere_else():
     lines = list(read_lines(io.BytesIO("\ufeffone\n\ufefftwo \ufeff\n".encode()), "input"))
     assert lines == ["one", "\ufefftwo \ufeff"]

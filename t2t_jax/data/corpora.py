@@ -65,7 +65,8 @@ def test_sets(given: str) -> dict[str, str]:
         if not text:
             raise InputError(f"data.test={given}: a name is empty; leave out the comma")
         if not name or name in {*SPLITS, *found}:
-            raise InputError(f"data.test={given}: the name of {text} would be {name!r}, which is taken; rename it")
+            why = "which is taken" if name else "which is none"
+            raise InputError(f"data.test={given}: the name of {text} would be {name!r}, {why}; rename it")
         found[name] = text
     return found
 

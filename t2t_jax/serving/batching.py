@@ -1,8 +1,8 @@
 """Requests of many clients share batches: while the device is busy, those that come in wait and then run together.
 
 One thread does all the work. It takes the job that has waited longest and those after it that can run with it (those
-with an equal key), up to a number of items in all. So every job runs after a bounded number of batches, whatever the
-others ask for.
+with an equal key), up to a number of items in all; one of more items runs alone. So every job runs after a bounded
+number of batches, whatever the others ask for.
 """
 
 import collections

@@ -235,6 +235,7 @@ def test_further_test_sets_are_called_as_their_files(tmp_path):
     assert list(corpus.splits["talks_2020_tsv"]()) == [("one", "eins")]
     for names, message in {
         f"{prefixes['test']},{prefixes['dev']}": "the name of .*dev would be 'dev', which is taken; rename it",
+        f"{prefixes['test']},...": r"the name of \.\.\. would be '', which is none; rename it",
         f"{prefixes['test']},": "data.test=.*a name is empty",
         f"{prefixes['test']},nowhere": "data.test=nowhere: no file nowhere.en",
     }.items():
