@@ -9,7 +9,10 @@ WORKDIR ?= runs/quickstart
 JOBS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 PIP_INSTALL = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: quickstart test
+# `again` is never made: an environment without the packages of EXTRA is installed again.
+LACKING = $(if $(EXTRA),$(if $(wildcard $(VENV)/$(notdir $(EXTRA))),,again))
+
+.PHONY: quickstart test again
 quickstart: $(VENV)/installed
 	$(VENV)/bin/python main.py --config=configs/quickstart.py --workdir=$(WORKDIR) $(ARGS)
 
@@ -17,10 +20,10 @@ test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # The lock names every package, so that pip need not look for versions.
-$(VENV)/installed: requirements.lock pyproject.toml $(EXTRA)
+$(VENV)/installed: requirements.lock pyproject.toml $(EXTRA) $(LACKING)
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.14 found; set PYTHON=/path/to/one" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --no-deps -r requirements.lock
 	$(if $(EXTRA),$(PIP_INSTALL) -r $(EXTRA))
 	$(PIP_INSTALL) --no-deps --editable .
-	touch $@
+	touch $(if $(EXTRA),$(VENV)/$(notdir $(EXTRA))) $@

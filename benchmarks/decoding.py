@@ -274,7 +274,7 @@ def text_cases(translate: Callable[[list[str]], list[str]], sources: list[str]) 
 
 
 def their_text(folder: Path, compute_type: str, workers: int, sources: list[str]) -> dict[str, Callable[[], Any]]:
-    """The same for CTranslate2, with batches of as many rows as ours; it sorts sentences by length itself."""
+    """The same for CTranslate2, in batches of 64 sentences, which it sorts by length itself."""
     import sentencepiece
 
     model, pieces = their_model(folder, compute_type, workers), sentencepiece.SentencePieceProcessor()

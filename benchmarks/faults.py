@@ -4,7 +4,8 @@
 
 Kills, stop signals and damage are injected at random moments and into random files, as often as asked. All other rows
 count the tests of the suite that `ROWS` names, slow ones included; tests that need Slurm run if SLURM_CONF is set. With
-the numbers above it takes about an hour on two cores. The exit code is 1 if anything was lost or wrong.
+the numbers above it takes about an hour on two cores. The exit code is 1 if anything was lost or wrong, or if
+a test of these files failed or could not run.
 """
 
 import argparse
@@ -104,7 +105,7 @@ def main() -> int:
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST_COMPILATION,
                    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # fmt: skip
     conditions = measure.conditions(["jax", "orbax-checkpoint", "sentencepiece"]) | {"seed": arguments.seed}
-    outcomes = {row.number: Outcome() for row in ROWS}
+    outcomes, failed = {row.number: Outcome() for row in ROWS}, False
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", f"{folder}/compiled")
         if arguments.only != "tests":
@@ -112,13 +113,14 @@ def main() -> int:
                 outcomes[number] += run_trials()
                 print(f"row {number}: {outcomes[number]}", file=sys.stderr)
         if arguments.only != "random":
-            for number, outcome in _run_tests(Path(folder)).items():
+            found, failed = _run_tests(Path(folder))
+            for number, outcome in found.items():
                 outcomes[number] += outcome
     print(table(outcomes))
     total = sum(outcomes.values(), Outcome())
     results = {"trials": total.trials, "survived": total.survived, "lost": total.lost, "wrong_loads": total.wrong}
     measure.write(arguments.output, conditions, results | _by_row(outcomes))
-    return int(total.survived < total.trials)
+    return int(failed or total.survived < total.trials)
 
 
 def _random_trials(folder: Path, arguments: argparse.Namespace) -> dict[int, Callable[[], Outcome]]:
@@ -137,15 +139,18 @@ def _random_trials(folder: Path, arguments: argparse.Namespace) -> dict[int, Cal
     }
 
 
-def _run_tests(folder: Path) -> dict[int, Outcome]:
-    """Outcomes of the tests, by row number. A test may belong to several rows; skipped tests do not count."""
+def _run_tests(folder: Path) -> tuple[dict[int, Outcome], bool]:
+    """Outcomes of the tests, by row number, and whether pytest failed, as where a file can't be imported.
+
+    A test may belong to several rows; skipped tests do not count.
+    """
     files = sorted({name.partition("::")[0] for row in ROWS for name in row.tests})
     paths = [str(path) for name in files for path in sorted(Path().glob(f"{name}*"))]
     marks = "" if "SLURM_CONF" in os.environ else "not slurm"
     report = folder / "tests.xml"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     command = [sys.executable, "-m", "pytest", "-n", "2", "-m", marks, f"--junitxml={report}", *paths]
-    subprocess.run(command, env=environment, stdout=sys.stderr)
+    code = subprocess.run(command, env=environment, stdout=sys.stderr).returncode
     found = {row.number: Outcome() for row in ROWS}
     for case in ElementTree.parse(report).iter("testcase"):
         name = f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
@@ -156,7 +161,7 @@ def _run_tests(folder: Path) -> dict[int, Outcome]:
             for row in ROWS:
                 if name.startswith(row.tests):
                     found[row.number] += WRONG if failed else SURVIVED
-    return found
+    return found, code != 0
 
 
 def table(outcomes: dict[int, Outcome]) -> str:

@@ -64,8 +64,12 @@ def _training(config: Any) -> tuple[train_step.TrainState, dict[str, Callable], 
         name: np.random.default_rng(0).integers(3, VOCAB, (ROWS, LENGTH), np.int32) for name in ("inputs", "targets")
     }
     loss_fn = label_smoothed_loss(model, config.train.label_smoothing, config.train.r_drop)
-    take = functools.partial(train_step.train_step, loss_fn, optimizer, 1, key)
-    compiled = lambda: jax.jit(take).lower(state, batch).compile()
+
+    def compiled():
+        # A new function each time: for one that it knows, JAX would take the program that it has traced.
+        take = functools.partial(train_step.train_step, loss_fn, optimizer, 1, key)
+        return jax.jit(take).lower(state, batch).compile()
+
     steps = {"checked": compiled()}
     with mock.patch.object(train_step, "_all_finite", lambda tree: jnp.ones((), bool)):
         steps["unchecked"] = compiled()

@@ -263,7 +263,7 @@ def _kernel(modules, instruction, types, count):
     if instruction.opcode.startswith(COLLECTIVES):
         kind = "collective"
     elif flops:
-        kind = "attention" if "fmha" in line or re.search("bh[tk]|bht", op_name) else "matmul"
+        kind = "attention" if "fmha" in line or re.search("bh[tk]", op_name) else "matmul"
     else:
         kind = "other"
     moved = _bytes_moved(instruction, types, inner)

@@ -110,9 +110,8 @@ def wait_until_warm(port: int) -> None:
 def take_turns(port: int, load: Load, rounds: int, seconds: float) -> dict[int, list[Round]]:
     """The counted rounds of each number of clients, after one of each that is not."""
     counted = {clients: [] for clients in CLIENTS}
-    for count in (1, 4, 16):  # the sizes of the batches that the decoder compiles
-        if not is_answered(http.client.HTTPConnection("127.0.0.1", port), load.sentences[:count], load.options):
-            raise RuntimeError("the server does not translate; see its log above")
+    if not is_answered(http.client.HTTPConnection("127.0.0.1", port), load.sentences[:1], load.options):
+        raise RuntimeError("the server does not translate; see its log above")
     for clients in CLIENTS:
         ask(port, load, clients, seconds)
     for turn in range(rounds):

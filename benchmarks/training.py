@@ -128,7 +128,7 @@ def lengths(setting: Setting, sources: Any, targets: Any) -> dict[str, float]:
     work = {name: training_batches.ours(sources, targets, setting.tokens, count, **of) for name, of in plans.items()}
     variants = dict.fromkeys(plans, JaxStep(dtype)) | torch_variants(dtype)
     if dtype != "bfloat16":
-        variants |= {f"ours {shapes} shapes bfloat16": JaxStep("bfloat16"), "torch bfloat16": TorchStep("bfloat16")}
+        variants |= {f"ours {shapes} shapes bfloat16": JaxStep("bfloat16")} | torch_variants("bfloat16")
         work[f"ours {shapes} shapes bfloat16"] = work[f"ours {shapes} shapes"]
     theirs = training_batches.theirs(sources, targets, setting.tokens, count)
     work |= {name: theirs for name, variant in variants.items() if isinstance(variant, TorchStep)}

@@ -15,7 +15,7 @@ import optax
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks import accelerator, data, decoding, faults, measure, training, training_batches
+from benchmarks import accelerator, data, decoding, faults, guards, measure, training, training_batches
 from benchmarks.training_systems import (
     JaxStep,
     Setting,
@@ -288,6 +288,14 @@ def test_the_benchmark_of_an_accelerator_is_rehearsed_on_a_cpu(tmp_path, image):
     assert {"base_buckets_step_seconds", "base_torch_bfloat16_step_seconds"} <= files["ablations"]["results"].keys()
     systems = {name.partition("_")[0] for name in files["decoding"]["results"]}
     assert systems == {"ours", "transformers"}
+
+
+def test_the_cost_of_the_checks_is_measured_beside_a_step_that_has_none():
+    config = measure.paper_config("base")
+    config.model.update(num_layers=1, d_model=16, d_ff=16, num_heads=2, d_k=8, d_v=8)
+    _, steps, _ = guards._training(config)
+    finite = [step.as_text().count("is-finite") for step in (steps["checked"], steps["unchecked"])]
+    assert finite[0] > finite[1]
 
 
 def test_a_part_that_takes_too_long_is_ended_and_says_so(tmp_path):
