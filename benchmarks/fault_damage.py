@@ -107,7 +107,7 @@ class DamagedRun:
         (store,) = self.folder.glob("stores/*")
 
         def step(number):
-            return number, digest(checkpoints.restore(number, checkpoints.param_shapes(number)).params)
+            return number, digest(checkpoints.restore(number).params)
 
         def resume():
             run.check_found(next(iter(checkpoints.newest_good(1)), None))

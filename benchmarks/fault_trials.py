@@ -53,7 +53,7 @@ def final_state(run: Path) -> dict[str, Any]:
 
     checkpoints = Checkpoints(run / "checkpoints")
     step = checkpoints.newest_good(1)[0]
-    saved = checkpoints.restore(step, checkpoints.param_shapes(step))
+    saved = checkpoints.restore(step)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         "step": step,

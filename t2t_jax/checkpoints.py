@@ -117,15 +117,10 @@ class Checkpoints:
             raise DamagedError(f"{self.directory}: every checkpoint is damaged; nothing can be resumed from it")
         return None
 
-    def restore(self, step: int, params: Tree) -> Checkpoint:
-        """Verifies a step and restores its parameters; NumPy arrays where no sharding is given."""
+    def restore(self, step: int, params: Tree | None = None) -> Checkpoint:
+        """Verifies a step and restores its parameters: as saved, or as `params`; NumPy arrays without a sharding."""
         self.verify(step)
-        return self._restore(step, params)
-
-    def param_shapes(self, step: int) -> Tree:
-        """Shapes and dtypes of the parameters saved at `step`, which is verified."""
-        self.verify(step)
-        return self._saved_shapes(step, "params")
+        return self._restore(step, self._saved_shapes(step, "params") if params is None else params)
 
     def _saved_shapes(self, step: int, item: str) -> Tree:
         """Shapes and dtypes of the item "params" or "optimizer"; an empty tree where the step has none."""

@@ -319,7 +319,7 @@ def _why_no_run(path: Path) -> str:
 def has_effect(field: str, config: Mapping[str, Any]) -> bool:
     """Whether SECTION.FIELD of a config may change the weights or the scores of a run that reaches its end.
 
-    The spacing of checkpoints does where several are averaged; their clock, only if none is saved by steps.
+    Where several checkpoints are averaged, interval_steps has; interval_minutes only if none is saved by steps.
     """
     checkpoint = config.get("checkpoint", {})
     averages = checkpoint.get("average_last", 1) > 1
@@ -336,9 +336,10 @@ def is_option(field: str) -> bool:
 
 
 def changes(fields: Mapping[str, Any], expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `fields` with another value than in `expected`; an option that only one of them has counts as one.
+    """The `fields` that differ from `expected`; an option that only one of them has counts as one.
 
-    Records of earlier versions lack later fields. What has no effect with the data.packing of `fields` is no change.
+    Skipped are fields that `expected` lacks, as records of earlier versions do, and those without effect with the
+    data.packing of `fields`.
     """
     fields = dict.fromkeys(filter(is_option, expected)) | dict(fields)
     packing = fields.get("data.packing", False)

@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[1]
 
 def weights(run, step):
     checkpoints = Checkpoints(Path(run) / "checkpoints")
-    return checkpoints.restore(step, checkpoints.param_shapes(step)).params
+    return checkpoints.restore(step).params
 
 
 def losses(run):

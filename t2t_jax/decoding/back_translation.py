@@ -21,7 +21,7 @@ import numpy as np
 from t2t_jax.data.task import task_of
 from t2t_jax.decoding.hypothesis import Hypothesis
 from t2t_jax.decoding.search_options import check_options
-from t2t_jax.decoding.trained_model import TrainedModel, decode_options, restore_all
+from t2t_jax.decoding.trained_model import TrainedModel, first_run, restore_all
 from t2t_jax.decoding.translator import Translator, translator_of
 from t2t_jax.errors import InputError, full_disk_named
 from t2t_jax.files import (
@@ -36,7 +36,6 @@ from t2t_jax.files import (
     write_object,
 )
 from t2t_jax.progress_bar import progress_bar
-from t2t_jax.run_folder import RunFolder
 
 _WINDOW_LINES = 1024  # translated together; what a killed process loses
 
@@ -65,10 +64,11 @@ def back_translate_run(
         raise InputError(f"tag: {tag!r} is not UTF-8; give it in that encoding")
     if output.endswith("/"):
         raise InputError(f"output={output}: ends with a slash; give the PREFIX of two files, such as {output}new")
-    options = decode_options(workdir, **options)
+    run = first_run(workdir)
+    options = run.decode_options(**options)
     check_options(**options)
     path = existing_text("source", source)
-    data = RunFolder.open(str(workdir).split(",")[0]).config["data"]
+    data = run.config["data"]
     if task_of(data).grammar:
         raise InputError(
             f"workdir: {workdir} is a run of data.task={data['task']}, whose outputs are no text; "

@@ -14,7 +14,7 @@ from t2t_jax.threads import available_cores
 _SHORTEST_BUCKET = 16  # subwords of the source, or capacity for target tokens; longer buckets double
 _LINEAR_FROM = 1024  # bucket lengths above this do not double: they are its multiples
 # On each device: the most rows; the most source positions (rows × source length). A KV cache has at most 16 times as
-# many target positions (rows × beam width × capacity). A step on a GPU takes its time to launch.
+# many target positions (rows × beam width × capacity). More on a GPU, where a small step takes as long.
 _MOST_ON_CPU, _MOST_ELSEWHERE = (64, 2048), (512, 16_384)
 # On CPU, where each row of a batch takes its time even when it has finished: (rows, the most sentences for them).
 _CPU_ROWS = ((1, 1), (4, 6), (8, 12), (16, 127))

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TextIO
 
 from t2t_jax.decoding.hypothesis import Hypothesis
 from t2t_jax.decoding.search_options import check_options
-from t2t_jax.decoding.trained_model import decode_options
+from t2t_jax.decoding.trained_model import first_run
 from t2t_jax.decoding.translator import Translator, check_lists, load
 from t2t_jax.errors import InputError
 from t2t_jax.files import check_pairing, existing_text, read_lines, unpacked_lines
@@ -41,7 +41,7 @@ def translate_run(
 
     Options that are None take the value in the config of the (first) run.
     """
-    options = decode_options(workdir, **options)
+    options = first_run(workdir).decode_options(**options)
     check_options(**options)
     prefixes = unpacked_lines(existing_text("target_prefix", target_prefix)) if target_prefix else None
     translate_stream(
@@ -65,7 +65,8 @@ def translate_stream(
     on standard error says how many of the best hypotheses were repaired, if any.
     """
     check_lists(prefixes=prefixes)
-    write = {"text": _text, "jsonl": json_line}[choice("output_format", output_format, ["text", "jsonl"])]
+    formats = {"text": _text, "jsonl": json_line}
+    write = formats[choice("output_format", output_format, formats)]
     pairs = _with_prefixes(read_lines(source, "standard input"), prefixes)
     repaired, repairs = 0, collections.Counter()
     with progress_bar(unit=" lines", disable=source.isatty()) as bar:  # not where a person types

@@ -45,9 +45,9 @@ def restore_all(path: str | Path, step: int | str | None) -> list[TrainedModel]:
     return members
 
 
-def decode_options(path: str | Path, **given: Any) -> dict[str, Any]:
-    """The options of decoding of a run, or of the first of an ensemble, replaced by those `given` that are not None."""
-    return RunFolder.open(str(path).split(",")[0]).decode_options(**given)
+def first_run(path: str | Path) -> RunFolder:
+    """The run, or the first of an ensemble: its options of decoding are the defaults, its languages those of all."""
+    return RunFolder.open(str(path).split(",")[0])
 
 
 def _check_same_task(first: RunFolder, other: RunFolder) -> None:
@@ -101,10 +101,10 @@ def _restore_checkpoint(run: RunFolder, step: int | str | None, shapes: Any) -> 
 
     def newest() -> tuple[bool, Checkpoint]:
         is_averaged = step == "averaged" or (step is None and bool(averaged.steps()))
-        checkpoints = averaged if is_averaged else trained
+        checkpoints, other = (averaged, trained) if is_averaged else (trained, averaged)
         if not (known := checkpoints.steps()):
             kind, advice = "averaged checkpoint" if is_averaged else "checkpoint", "train it with --config=…"
-            if (trained if is_averaged else averaged).steps():
+            if other.steps():
                 advice = "make one with --mode=average, or give --step=last" if is_averaged else "give --step=averaged"
             raise InputError(f"workdir: {run.path} has no {kind} yet; {advice}")
         return is_averaged, checkpoints.restore(known[-1], shapes)

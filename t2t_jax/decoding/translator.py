@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -111,40 +112,35 @@ class Translator:
         starts = [[]] * len(sentences)
         if prefixes is not None:
             starts = self.preprocessor.encode_prefixes(prefixes, first_line or 1)
-        owners = [(index, number) for index, ids in enumerate(parts) for number in range(len(ids))]
         requests = [
-            _request(
-                parts[index][number], [] if number else starts[index], search.min_length, max_extra_length,
-                int(seed) + number,
-            )
-            for index, number in owners
-        ]  # fmt: skip
+            _request(ids, [] if number else start, search.min_length, max_extra_length, int(seed) + number)
+            for start, of_line in zip(starts, parts, strict=True)
+            for number, ids in enumerate(of_line)
+        ]
         if search.constraint and (features := search.constraint.features):
-            texts = [self._part_text(sources[index], parts[index], number) for index, number in owners]
+            texts = itertools.chain.from_iterable(map(self._part_texts, sources, parts))
             requests = _with_features(requests, [features(text) for text in texts])
-        found = self._search(owners, requests, search, [len(ids) for ids in parts], on_progress)
-        joined = [join(hypotheses, search.alpha) for hypotheses in found]
+        found = iter(self._search(requests, [len(of_line) for of_line in parts], search, on_progress))
+        joined = [join(list(itertools.islice(found, len(of_line))), search.alpha) for of_line in parts]
         return [self._postprocessed(*pair) for pair in zip(sentences, joined, strict=True)]
 
     def _search(
         self,
-        owners: Sequence[tuple[int, int]],
         requests: Sequence[Request],
-        search: SearchOptions,
         counts: Sequence[int],
+        search: SearchOptions,
         on_progress: Callable[[int], None],
-    ) -> list[list[list[Hypothesis]]]:
-        """The hypotheses of each part of each line: of `counts` parts; request i is (line, part) `owners[i]`."""
-        found = [[None] * count for count in counts]
-        missing = list(counts)
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each request; the first `counts[0]` are the parts of the first line, and so on."""
+        found, missing = [None] * len(requests), list(counts)
+        lines = [line for line, count in enumerate(counts) for _ in range(count)]  # of each request
         on_progress(missing.count(0))
         for results in search_all(self.ensemble, requests, search, self.mesh):
             on_progress(0)  # which may raise
             for request, hypotheses in results:
-                index, number = owners[request]
-                found[index][number] = self._hypotheses(hypotheses)
-                missing[index] -= 1
-                on_progress(int(missing[index] == 0))
+                found[request] = self._hypotheses(hypotheses)
+                missing[lines[request]] -= 1
+                on_progress(int(missing[lines[request]] == 0))
         return found
 
     def _grammar(self, search: SearchOptions, prefixes: Sequence[str] | None) -> Constraint:
@@ -155,9 +151,9 @@ class Translator:
             raise InputError("constrained: a prefix may leave no output that is well-formed; give one of them")
         return grammar_of(self.task, self.vocabularies)
 
-    def _part_text(self, source: str, parts: list[list[int]], number: int) -> str:
-        """The text of a part of a preprocessed source."""
-        return source if len(parts) == 1 else self.vocabularies.source.decode(parts[number])
+    def _part_texts(self, source: str, parts: list[list[int]]) -> list[str]:
+        """The text of each part of a preprocessed source."""
+        return [source] if len(parts) == 1 else [self.vocabularies.source.decode(ids) for ids in parts]
 
     def _postprocessed(self, source: str, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
         """The hypotheses with the text that the task makes of the model's output; of equal texts the best."""

@@ -12,13 +12,12 @@ from tqdm import tqdm
 from t2t_jax import sharding
 from t2t_jax.data.preparation import open_store
 from t2t_jax.decoding.search_options import check_options
-from t2t_jax.decoding.trained_model import TrainedModel, restore_all
+from t2t_jax.decoding.trained_model import TrainedModel, first_run, restore_all
 from t2t_jax.decoding.translator import Translator, translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.evaluation.metrics import METRICS, Metric
 from t2t_jax.files import check_output, check_pairing, is_url, output_path, read_text, sha256, write_json
 from t2t_jax.progress_bar import progress_bar
-from t2t_jax.run_folder import RunFolder
 from t2t_jax.temporary_folders import original_of
 
 _SCORED_TOGETHER = 1024  # sentence pairs, between two updates of the progress bar
@@ -163,7 +162,7 @@ def evaluate_run(
         raise InputError(f"--split={split} is of the run's own data; leave it out, or --source and --reference")
     if output:
         _check_output(output, map(original_of, runs), [path for path in (source, reference) if path])
-    split, run = split or "test", RunFolder.open(runs[0])
+    split, run = split or "test", first_run(workdir)
     if not output:
         run.check_evaluations()
     options = run.decode_options(**options)

@@ -62,13 +62,10 @@ class Transformer(nn.Module):
         final_norm = lambda: LayerNorm(config.layer_norm_epsilon) if config.norm == "pre" else lambda x: x
         self.encoder_norm, self.decoder_norm = final_norm(), final_norm()
 
-    def _embed_source(self, inputs, segments):
-        positions = self.source_positions(jnp.arange(inputs.shape[1]))
-        return self.source_embedding(inputs) + self._of_rows(positions, inputs, segments)
-
-    def _of_rows(self, positions, ids, segments):
-        """Position encodings for each row; only these are cast, so that the gradient of a table adds up in float32."""
-        return _restart_at_segments(positions, ids, segments).astype(self.dtype)
+    def _embed(self, embedding, positions, ids, segments):
+        """Embeddings plus positions (§3.5), which are cast for each row: the gradient of a table adds up in float32."""
+        vectors = positions(jnp.arange(ids.shape[1]))
+        return embedding(ids) + _restart_at_segments(vectors, ids, segments).astype(self.dtype)
 
     def _with_bias(self, logits: Float[Array, "B T vocab"]) -> Float[Array, "B T vocab"]:
         return logits + self.logits_bias[None, None] if self.config.logits_bias else logits
@@ -88,7 +85,8 @@ class Transformer(nn.Module):
         """The encoder's output for each source position."""
         rows = _dropout_rows(inputs, train, rows)
         mask = padding_mask(inputs) if input_segments is None else segment_mask(input_segments, input_segments)
-        x = self.source_dropout(self._embed_source(inputs, input_segments), rows)
+        x = self._embed(self.source_embedding, self.source_positions, inputs, input_segments)
+        x = self.source_dropout(x, rows)
         for layer in self.encoder_layers:
             x = self._apply_layer(layer, x, mask, rows)
         return self.encoder_norm(x)
@@ -112,8 +110,7 @@ class Transformer(nn.Module):
             shifted = jnp.where(_is_segment_start(target_segments), 0, shifted)
             self_mask = segment_mask(target_segments, target_segments)
             source_mask = segment_mask(target_segments, input_segments)
-        positions = self.target_positions(jnp.arange(targets.shape[1]))
-        y = self.target_embedding(shifted) + self._of_rows(positions, targets, target_segments)
+        y = self._embed(self.target_embedding, self.target_positions, shifted, target_segments)
         y = self.target_dropout(y, rows)
         for layer in self.decoder_layers:
             y = self._apply_layer(layer, y, encoded, self_mask, source_mask, rows)

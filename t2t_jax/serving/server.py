@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from t2t_jax import signals
-from t2t_jax.decoding.trained_model import decode_options, restore_all
+from t2t_jax.decoding.trained_model import first_run, restore_all
 from t2t_jax.decoding.translator import translator_of
 from t2t_jax.errors import InputError
 from t2t_jax.serving.app import Demo
@@ -34,7 +34,7 @@ def serve_run(
 ) -> None:
     """Serves the translator of a run, or of an ensemble of runs, until a signal comes."""
     hosts = [host, *host_names(allowed_hosts)]
-    defaults = decode_options(workdir)
+    defaults = first_run(workdir).decode_options()
     with contextlib.closing(listen(host, port)) as listener:
         members = restore_all(workdir, step)
         data = members[0].run.config["data"]

@@ -23,10 +23,10 @@ from t2t_jax.decoding.grammars import check_grammar, grammar_of
 from t2t_jax.decoding.search_options import check_options
 from t2t_jax.errors import InputError, shown
 from t2t_jax.evaluation.metrics import METRICS
-from t2t_jax.model.attention import check_variant, needed_by_fused
+from t2t_jax.model.attention import check_variant
 from t2t_jax.model.layers import check_positions
 from t2t_jax.model.transformer import TransformerConfig
-from t2t_jax.training.device_defaults import deterministic_operations
+from t2t_jax.training.device_defaults import why_not_fused
 from t2t_jax.training.loss import LOSSES
 from t2t_jax.training.optimizer import OPTIMIZERS, SCHEDULES
 from t2t_jax.validation import Range, choice
@@ -205,23 +205,8 @@ def check_machine(config: ConfigDict) -> None:
         raise InputError(
             f"machine.model_parallel={parallel} must divide model.num_heads={heads}, and needs machine.engine='jit'"
         )
-    if config.machine.fused_attention:
-        if parallel > 1:
-            raise InputError(
-                f"machine.model_parallel={parallel} needs machine.fused_attention=False: the fused kernel computes all "
-                "heads on one device"
-            )
-        for field, computed in needed_by_fused(config.model.d_k).items():
-            if (value := config.model[field]) != computed:
-                raise InputError(
-                    f"machine.fused_attention=True needs model.{field}={computed}, which is all that the fused kernel "
-                    f"computes; got {value}. Change it, or set machine.fused_attention=False"
-                )
-        if deterministic_operations():
-            raise InputError(
-                "machine.fused_attention=True has no deterministic operations: set it to False, or take "
-                "--xla_gpu_deterministic_ops and --xla_gpu_exclude_nondeterministic_ops out of XLA_FLAGS"
-            )
+    if config.machine.fused_attention and (reason := why_not_fused(config)):
+        raise InputError(reason)
     if engine == "pmap" and config.machine.memory_gib:
         raise InputError(
             f"machine.memory_gib={config.machine.memory_gib} needs machine.engine='jit'; with pmap, set the number of "

@@ -31,14 +31,32 @@ def fused_attention(config: ConfigDict, device: jax.Device) -> bool:
     """`machine.fused_attention`; where that is None, whether cuDNN has a kernel for this model on this device."""
     if (given := config.machine.fused_attention) is not None:
         return given
-    model = config.model
     return (
         _compute_capability(device) >= 8
-        and not deterministic_operations()
-        and config.machine.model_parallel == 1
-        and all(model[field] == value for field, value in needed_by_fused(model.d_k).items())
-        and cudnn_supports(config.train.dtype, model.d_k)
+        and why_not_fused(config) is None
+        and cudnn_supports(config.train.dtype, config.model.d_k)
     )
+
+
+def why_not_fused(config: ConfigDict) -> str | None:
+    """What excludes fused attention on any device, as an error says it; None: nothing."""
+    if (parallel := config.machine.model_parallel) > 1:
+        return (
+            f"machine.model_parallel={parallel} needs machine.fused_attention=False: the fused kernel computes all "
+            "heads on one device"
+        )
+    for field, computed in needed_by_fused(config.model.d_k).items():
+        if (value := config.model[field]) != computed:
+            return (
+                f"machine.fused_attention=True needs model.{field}={computed}, which is all that the fused kernel "
+                f"computes; got {value}. Change it, or set machine.fused_attention=False"
+            )
+    if deterministic_operations():
+        return (
+            "machine.fused_attention=True has no deterministic operations: set it to False, or take "
+            "--xla_gpu_deterministic_ops and --xla_gpu_exclude_nondeterministic_ops out of XLA_FLAGS"
+        )
+    return None
 
 
 def deterministic_operations() -> bool:

@@ -224,7 +224,7 @@ class Progress:
         self._since_log = collections.Counter()
 
     def has_evaluated(self, step: int) -> bool:
-        """Whether the last evaluation was that of `step`; at step 0 there is none to come."""
+        """Whether the last evaluation was that of `step`; also True at step 0, which is never evaluated."""
         return self._evaluated_step == step
 
     def report(self, step: int, text: str, metrics: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_jax.decoding.attention_maps import AttentionMaps
-from t2t_jax.decoding.trained_model import decode_options
+from t2t_jax.decoding.trained_model import first_run
 from t2t_jax.decoding.translator import Translator, load
 from t2t_jax.errors import InputError
 from t2t_jax.files import check_pairing, new_folder, read_text, write_bytes
@@ -27,7 +27,7 @@ def attention_run(workdir: str, *, source: str, target: str | None, output: str,
     The weights are those for the lines of the file `target`, or for the translations that the run's own options find.
     """
     sources, targets = _read(source, target)
-    options = {} if targets is not None else decode_options(workdir)
+    options = {} if targets is not None else first_run(workdir).decode_options()
     with new_folder("output", output) as folder:
         translator = load(workdir, step)
         _check_size(translator, _lengths(translator, sources, targets))

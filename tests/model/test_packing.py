@@ -73,7 +73,7 @@ def test_the_gradient_of_learned_positions_adds_up_in_float32(rows, length, pack
     model = dataclasses.replace(tiny.model(num_layers=1, positions="learned"), dtype=jnp.bfloat16)
     params = tiny.variables(model)["params"]
     ids, segments = jnp.ones((rows, length), int), jnp.tile(jnp.arange(1, length + 1), (rows, 1)) if packed else None
-    embed = lambda module: module._embed_source(ids, segments)
+    embed = lambda module: module._embed(module.source_embedding, module.source_positions, ids, segments)
     total = lambda params: model.apply({"params": params}, method=embed).astype(jnp.float32).sum()
     gradient = jax.jit(jax.grad(total))(params)
     np.testing.assert_array_equal(gradient["source_positions"]["table"][0], 1024)

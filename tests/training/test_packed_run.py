@@ -49,7 +49,7 @@ def records(run):
 
 def weights(run, step):
     checkpoints = Checkpoints(Path(run) / "checkpoints")
-    return checkpoints.restore(step, checkpoints.param_shapes(step)).params
+    return checkpoints.restore(step).params
 
 
 def test_a_packed_run_has_one_shape_and_resumes_to_the_last_bit(tmp_path, monkeypatch):
