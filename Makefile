@@ -22,8 +22,8 @@ test: $(VENV)/installed
 # The lock names every package, so that pip need not look for versions.
 $(VENV)/installed: requirements.lock pyproject.toml $(EXTRA) $(LACKING)
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 to 3.14 found; set PYTHON=/path/to/one" >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) --no-deps -r requirements.lock
 	$(if $(EXTRA),$(PIP_INSTALL) -r $(EXTRA))
 	$(PIP_INSTALL) --no-deps --editable .
-	touch $(if $(EXTRA),$(VENV)/$(notdir $(EXTRA))) $@
+	touch $@ $(if $(EXTRA),$(VENV)/$(notdir $(EXTRA)))
