@@ -4,8 +4,8 @@
 
 Kills, stop signals and damage are injected at random moments and into random files, as often as asked. All other rows
 count the tests of the suite that `ROWS` names, slow ones included; tests that need Slurm run if SLURM_CONF is set. With
-the numbers above it takes about an hour on two cores. The exit code is 1 if anything was lost or wrong, or if
-a test of these files failed or could not run.
+the numbers above it takes about an hour on two cores. The exit code is 1 if anything was lost or wrong, or if a test of
+these files failed or could not run.
 """
 
 import argparse

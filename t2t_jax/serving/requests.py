@@ -59,7 +59,7 @@ def translate_request(
     if not 1 <= len(sentences) <= limits.sentences:
         hint = "; send several requests" if sentences else ""
         raise InputError(f"source must be 1 to {limits.sentences} sentences; got {len(sentences)}{hint}")
-    _check_types(given, defaults, limits)
+    _check_sent(given, defaults, limits)
     options = {**defaults, **given}
     check_options(**options)
     if options["constrained"]:
@@ -109,7 +109,7 @@ def _shown_text(value: Any) -> str:
     return "nothing" if value is None else _shown(value)
 
 
-def _check_types(given: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits) -> None:
+def _check_sent(given: Mapping[str, Any], defaults: Mapping[str, Any], limits: Limits) -> None:
     """Refuses options of another JSON type, or beyond the server's limits; `check_options` knows the others."""
     ranges = {
         "beam_size": Range(1, max(limits.beam_size, defaults["beam_size"])),
